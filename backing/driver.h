@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The seam between growpool and a device: one table of calls, with their preconditions stated once.
+ * Implemented by cuda.c, host.c and, in test builds, tests/support/sim.c; mocked for golden order.
+ *
+ * Rules for every entry:
+ *   - "may block" entries are never called under a growpool lock, nor with the GIL held (B2).
+ *   - Memory entries work from any thread with no context current.
+ *   - A failure fills *error through gp__driver_error() and leaves the device as it was.
+ *   - Sizes and addresses are multiples of the granularity.
+ */
+#ifndef GP__DRIVER_H
+#define GP__DRIVER_H
+
+#include "backing.h"
+
+/* The driver's number for a piece of physical memory. */
+typedef uint64_t gp__memory;
+
+/* A fence in a stream: made by event_create for one context, recorded many times. */
+typedef struct gp__event gp__event;
+
+/* Who a stream is. Two handles are the same stream when context and id agree: handles are reused by
+ * drivers after a destroy, ids never are. */
+struct gp__stream_key {
+    uintptr_t handle; /* canonical: CUDA's 0, 1 are both 0; on host the stream's id */
+    uintptr_t context; /* CUcontext; 0 where the device has none */
+    uint64_t id;
+    bool
+        always_passed; /* work on it is complete whenever its caller returns (host, calling thread) */
+    bool thread_bound; /* CUDA's per-thread default stream: only this thread can record on it */
+};
+
+/* What enter() saved for leave(). */
+struct gp__entry {
+    int previous_mode;
+    bool pushed;
+};
+
+struct gp__driver {
+    /* -- memory: any thread, no context, may block -- */
+    gp_status (*memory_info)(gp_device *device, size_t *free_bytes, size_t *total_bytes,
+                             gp_error *error);
+    /* Reserves `bytes` of addresses without memory behind them. GP_ERR_ADDRESS_SPACE if refused. */
+    gp_status (*reserve)(gp_device *device, size_t bytes, uintptr_t *va, gp_error *error);
+    /* Exactly the address and size that reserve gave (V2); nothing may be mapped in it. */
+    gp_status (*free_address)(gp_device *device, uintptr_t va, size_t bytes, gp_error *error);
+    /* GP_ERR_OUT_OF_MEMORY if the device has no room; GP_ERR_UNAVAILABLE for the location. */
+    gp_status (*create)(gp_device *device, size_t bytes, gp_location location, gp__memory *out,
+                        gp_error *error);
+    gp_status (*release)(gp_device *device, gp__memory memory, size_t bytes, gp_error *error);
+    /* Maps the whole of `memory` at va, inside a reservation, where nothing is mapped. No access yet. */
+    gp_status (*map)(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
+                     gp_error *error);
+    /* Read and write for the device (and the CPU where `location` says so); covers whole mappings. */
+    gp_status (*set_access)(gp_device *device, uintptr_t va, size_t bytes, gp_location location,
+                            gp_error *error);
+    /* Exactly one mapping. Does NOT wait for work: only gp__reap() and a grow's undo call it. */
+    gp_status (*unmap)(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
+                       gp_error *error);
+
+    /* -- streams: stream_resolve and stream_capturing never block and may run with the GIL held -- */
+    /* GP_ERR_ARGUMENT for a handle that is no stream of this device. */
+    gp_status (*stream_resolve)(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
+                                gp_error *error);
+    /* *capturing also when the answer is "implicitly": the legacy stream beside a blocking capture. */
+    gp_status (*stream_capturing)(gp_device *device, const struct gp__stream_key *stream,
+                                  bool *capturing, gp_error *error);
+    gp_status (*event_create)(gp_device *device, uintptr_t context, gp__event **out,
+                              gp_error *error);
+    void (*event_destroy)(gp_device *device, gp__event *event);
+    /* May block. Precondition: the stream does not capture; thread-bound streams on their thread. */
+    gp_status (*event_record)(gp_device *device, gp__event *event,
+                              const struct gp__stream_key *stream, gp_error *error);
+    /* Covers all work of the event's context, streams unknown to us included. May block.
+     * Invalidates any capture in that context: callers check the streams they know first. */
+    gp_status (*event_record_context)(gp_device *device, gp__event *event, gp_error *error);
+    /* GP_OK passed, GP_NOT_READY. Never blocks. An event whose context is dead (a sticky error, or
+     * destroyed) has passed: nothing in it can still run. Never-recorded events have passed. */
+    gp_status (*event_query)(gp_device *device, gp__event *event, gp_error *error);
+    /* The same after waiting at most timeout_ns. */
+    gp_status (*event_wait)(gp_device *device, gp__event *event, uint64_t timeout_ns,
+                            gp_error *error);
+
+    /* Makes the device's context current and the thread's capture mode relaxed; leave() undoes it.
+     * Cheap and non-blocking (70 ns on CUDA). Around every callback, every record, query and wait. */
+    gp_status (*enter)(gp_device *device, struct gp__entry *entry, gp_error *error);
+    void (*leave)(gp_device *device, const struct gp__entry *entry);
+};
+
+struct gp_device {
+    const struct gp__driver *driver;
+    gp_device_kind kind;
+    int ordinal;
+    size_t granularity;
+    uintptr_t context; /* default context of the device, as in gp__stream_key; 0 where none */
+    bool host_accessible;
+    bool device_accessible;
+    char name[24];
+    void *state; /* the implementation's own */
+};
+
+/* Openers, one per implementation; device.c calls them under its registry lock, once per ordinal. */
+gp_status gp__cuda_open(int ordinal, gp_device **out, gp_error *error);
+gp_status gp__host_open(int ordinal, gp_device **out, gp_error *error);
+
+/* Test builds register the simulated device here; NULL otherwise. Set before any device is opened. */
+typedef gp_status (*gp__device_opener)(int ordinal, gp_device **out, gp_error *error);
+void gp__device_set_sim_opener(gp__device_opener opener);
+
+/* Fills *error for a failed driver call (P3) and returns `status`. va 0 and size 0 mean "not
+ * applicable". `name` is the driver's name for `code`. */
+gp_status gp__driver_error(gp_error *error, gp_status status, const char *call, int code,
+                           const char *name, uintptr_t va, size_t size);
+
+/* 0 in the process that loaded growpool, and one more in every fork of it. Objects remember the
+ * value they were made under; a different value means "this is a forked child". No lock. */
+unsigned gp__fork_generation(void);
+/* True after gp_begin_exit(). No lock. */
+bool gp__is_exiting(void);
+
+#endif

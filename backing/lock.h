@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Mutexes with ranks, and in test builds a witness that checks them.
+ * A thread takes locks in strictly rising rank; it calls out (backing, Python, blocking driver call,
+ * wait) holding none. The witness (GP_TESTING) keeps the ranks a thread holds and reports the first
+ * breach to a handler; without it the wrappers are plain pthread calls.
+ *
+ *   rank               lock                                       owner
+ *   GP__RANK_REGISTRY  open devices                               backing/device.c
+ *   GP__RANK_REAPER    the reaper thread's list of clients        sync/reaper.c
+ *   GP__RANK_POOL      everything of one pool, timeline included  vmm/pool.h
+ *   GP__RANK_BACKING   a caching backing's kept chunks            backing/caching.c
+ *   GP__RANK_STREAM    a host stream's queue                      backing/host_stream.c
+ *   GP__RANK_DRIVER    a device implementation's own tables       host.c, cuda.c, sim.c
+ */
+#ifndef GP__LOCK_H
+#define GP__LOCK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum gp__rank {
+    GP__RANK_REGISTRY = 10,
+    GP__RANK_REAPER = 20,
+    GP__RANK_POOL = 30,
+    GP__RANK_BACKING = 40,
+    GP__RANK_STREAM = 50,
+    GP__RANK_DRIVER = 60
+};
+
+struct gp__mutex {
+    pthread_mutex_t native;
+    enum gp__rank rank;
+};
+
+#define GP__MUTEX_INIT(rank_)                                                                      \
+    {                                                                                              \
+        PTHREAD_MUTEX_INITIALIZER, (rank_)                                                         \
+    }
+
+void gp__mutex_init(struct gp__mutex *mutex, enum gp__rank rank);
+void gp__mutex_destroy(struct gp__mutex *mutex);
+void gp__mutex_lock(struct gp__mutex *mutex);
+void gp__mutex_unlock(struct gp__mutex *mutex);
+/* Sleeps until signalled or timeout_ns passed (CLOCK_MONOTONIC); the mutex is released meanwhile and
+ * must be the only growpool lock held. `condition` must come from gp__condition_init(). */
+void gp__condition_init(pthread_cond_t *condition);
+void gp__condition_wait(pthread_cond_t *condition, struct gp__mutex *mutex, uint64_t timeout_ns);
+
+/* Asserts that the calling thread holds no growpool lock: at the top of every call out (B2). */
+void gp__assert_no_lock(void);
+/* Asserts that it holds this one. */
+void gp__assert_locked(const struct gp__mutex *mutex);
+
+#ifdef GP_TESTING
+/* Receives a sentence about a breach; the default handler aborts the test process. */
+typedef void (*gp__witness_handler)(const char *message);
+void gp__witness_set_handler(gp__witness_handler handler);
+#endif
+
+#endif

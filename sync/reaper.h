@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The reaper: one background thread for the process that records fences and retires chunks, so that
+ * no caller stalls behind a record and `trim(wait=False)` can return. It starts with the first kick,
+ * sleeps while nothing is due, and knows its clients only as functions.
+ *
+ * A client is called with no lock held, never by two threads at once, and says when it wants to be
+ * called again. gp__reaper_remove() returns when no call of that client is running, and none will be
+ * (except from inside the client's own call, where it only marks it).
+ * After gp_begin_exit() or in a forked child the reaper does nothing.
+ */
+#ifndef GP__REAPER_H
+#define GP__REAPER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../backing/backing.h"
+
+/* Does what is due and returns nanoseconds until the next call; UINT64_MAX: when kicked. */
+typedef uint64_t (*gp__reaper_function)(void *context);
+
+struct gp__reaper_client {
+    gp__reaper_function function;
+    void *context;
+    struct gp__reaper_client *next;
+    uint64_t due; /* CLOCK_MONOTONIC ns; UINT64_MAX: not scheduled */
+    bool listed;
+    bool running;
+    bool removed;
+};
+
+/* Schedules the client for now, listing it if it is not; starts the thread if there is none. If the
+ * thread cannot be started nothing is lost: work stays until an explicit trim, drain or close. */
+void gp__reaper_kick(struct gp__reaper_client *client);
+void gp__reaper_remove(struct gp__reaper_client *client);
+/* Stops the thread and waits for it, at most timeout_ns; true if it ended. For process exit. */
+bool gp__reaper_stop(uint64_t timeout_ns);
+/* True on the reaper's own thread. */
+bool gp__reaper_is_self(void);
+
+#endif

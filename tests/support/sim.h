@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The strict simulated driver: a device whose driver remembers everything, forgives nothing, and does
+ * work only when a test says so. It implements the table of backing/driver.h with the rules measured
+ * on a real GPU (which calls succeed, which fail with which status) and reports as a violation every
+ * call that on real hardware would crash, corrupt memory, kill the context or invalidate a capture.
+ *
+ * LEDGER      reservations; chunks with their creation reference and mappings; access for each
+ *             mapping; streams with pending work that names the addresses it touches; events;
+ *             captures. A chunk's memory lives while it is unreleased or mapped.
+ * VIOLATIONS  unmap, or free of addresses, under pending work; work launched on addresses that are
+ *             not mapped with access, and work completing on addresses that were unmapped since;
+ *             map, release or query of a junk or released handle; use of a destroyed stream; unmap of
+ *             what is not mapped; half a mapping; map over a mapping or outside a reservation; a
+ *             partial free of a reservation; free of addresses with mappings left; record in a
+ *             capturing stream; query, wait or context-wide record that invalidates a capture
+ *             (outside relaxed mode, or always for an implicit one); record on a thread-bound stream
+ *             from another thread; any call in a forked child; any call under a growpool lock that
+ *             may block; unbalanced enter and leave; destroying an event twice.
+ *             Where the real driver returns an error instead of crashing the call also returns that
+ *             error, so error paths can be seen with the handler set to counting.
+ * WORK        completes in order on each stream, only through gp__sim_complete*(), or, in
+ *             GP__SIM_WAIT_COMPLETES mode, when growpool waits for an event that needs it.
+ * FAULTS      the n-th table call from now fails, once or for ever, with a status that is legal for
+ *             that call. enter, leave, event_destroy and the pure queries that cannot fail on hardware
+ *             (stream_capturing, event_query) are counted and made to fail as well where their
+ *             signature allows it.
+ *
+ * Thread safe under one lock of rank GP__RANK_DRIVER. Calls and outcomes are logged for golden order.
+ */
+#ifndef GP__SIM_H
+#define GP__SIM_H
+
+#include "backing/driver.h"
+
+typedef struct gp__sim gp__sim;
+
+struct gp__sim_options {
+    int ordinal;
+    size_t granularity; /* 0: 2 MiB */
+    size_t memory_bytes; /* 0: 64 GiB; create beyond it is OUT_OF_MEMORY */
+    size_t address_bytes; /* 0: 1 TiB in all; reserve beyond it is ADDRESS_SPACE */
+    size_t largest_reserve; /* 0: no bound on one reservation */
+};
+
+/* NULL options: all defaults. NULL when out of host memory. Uses plain calloc, not gp__calloc, so that
+ * the heap's fault injector never hits the simulator itself. */
+gp__sim *gp__sim_create(const struct gp__sim_options *options);
+/* Every pool on it must be closed. Leftovers in the ledger are for the test to assert before. */
+void gp__sim_destroy(gp__sim *sim);
+gp_device *gp__sim_device(gp__sim *sim);
+gp__sim *gp__sim_of(gp_device *device);
+/* Registers an opener so that gp_device_open(GP_DEVICE_SIM, n) makes and keeps one with defaults. */
+void gp__sim_register(void);
+
+typedef void (*gp__sim_violation_handler)(void *context, const char *message);
+/* NULL restores the default: print the message, the last 20 log lines, and abort. */
+void gp__sim_on_violation(gp__sim *sim, gp__sim_violation_handler handler, void *context);
+uint64_t gp__sim_violations(const gp__sim *sim);
+/* The latest violation's message, or "". */
+const char *gp__sim_violation_text(const gp__sim *sim);
+
+/* -- streams and work -- */
+enum {
+    GP__SIM_STREAM_BLOCKING = 1
+}; /* synchronises with the legacy stream, as CuPy's default kind */
+uintptr_t gp__sim_stream_create(gp__sim *sim, unsigned flags);
+/* The handle is handed out again by the next create: ids are what tells streams apart. Pending work
+ * still completes. */
+void gp__sim_stream_destroy(gp__sim *sim, uintptr_t handle);
+/* Enqueues work that reads and writes [va, va + bytes). Handle 0, 1: legacy; 2: this thread's. */
+void gp__sim_launch(gp__sim *sim, uintptr_t handle, uintptr_t va, size_t bytes);
+/* Completes the oldest `count` items (work or event records) of the stream; returns how many. */
+size_t gp__sim_complete(gp__sim *sim, uintptr_t handle, size_t count);
+void gp__sim_complete_all(gp__sim *sim);
+size_t gp__sim_pending(const gp__sim *sim, uintptr_t handle);
+size_t gp__sim_pending_all(const gp__sim *sim);
+
+enum gp__sim_wait_mode {
+    GP__SIM_WAIT_COMPLETES, /* the default: a wait lets the device run just far enough */
+    GP__SIM_WAIT_TIMES_OUT /* a wait returns GP_NOT_READY at once; the test completes work itself */
+};
+void gp__sim_set_wait_mode(gp__sim *sim, enum gp__sim_wait_mode mode);
+
+enum gp__sim_capture_mode {
+    GP__SIM_CAPTURE_GLOBAL,
+    GP__SIM_CAPTURE_THREAD_LOCAL,
+    GP__SIM_CAPTURE_RELAXED
+};
+void gp__sim_capture_begin(gp__sim *sim, uintptr_t handle, enum gp__sim_capture_mode mode);
+/* True when the capture is still valid. */
+bool gp__sim_capture_end(gp__sim *sim, uintptr_t handle);
+
+/* A sticky error: every later stream call reports it, pending work is gone, events have passed. */
+void gp__sim_kill_context(gp__sim *sim);
+
+/* -- faults -- */
+/* fail_at 1 is the next call; 0 switches faults off. Resets the counter of gp__sim_fault_calls(). */
+void gp__sim_fail_at(gp__sim *sim, uint64_t fail_at, bool forever);
+/* A second single fault, counted from the moment the first one fires (1 is the next call after it). */
+void gp__sim_then_fail_at(gp__sim *sim, uint64_t fail_at);
+/* Table calls counted since gp__sim_fail_at(); and how many of them were made to fail. */
+uint64_t gp__sim_fault_calls(const gp__sim *sim);
+uint64_t gp__sim_faults_fired(const gp__sim *sim);
+/* The name of the table call that the last fault hit, such as "set_access", or "". */
+const char *gp__sim_fault_name(const gp__sim *sim);
+/* Like running out of device memory at will: create fails from this many bytes in use on. */
+void gp__sim_set_memory(gp__sim *sim, size_t memory_bytes);
+
+/* -- ledger -- */
+struct gp__sim_ledger {
+    size_t reservation_count, reserved_bytes;
+    size_t chunk_count, physical_bytes; /* unreleased or mapped */
+    size_t unreleased_count;
+    size_t mapping_count, mapped_bytes;
+    size_t event_count;
+    size_t entered; /* enter() without leave(), all threads */
+    uint64_t calls; /* table calls in all */
+};
+void gp__sim_get_ledger(const gp__sim *sim, struct gp__sim_ledger *out);
+/* True when [va, va + bytes) is mapped with access throughout. */
+bool gp__sim_is_accessible(const gp__sim *sim, uintptr_t va, size_t bytes);
+
+/* -- log: one line for each table call, oldest first: "map va=0x... bytes=2097152 memory=7 -> ok" -- */
+size_t gp__sim_log_count(const gp__sim *sim);
+const char *gp__sim_log_line(const gp__sim *sim, size_t index);
+void gp__sim_log_clear(gp__sim *sim);
+void gp__sim_log_enable(gp__sim *sim, bool enabled); /* on at creation */
+
+#endif
