@@ -17,23 +17,23 @@ struct gp__retired {
     struct gp__retired *next;
 };
 
+enum gp__reap_mode {
+    GP__REAP_READY, /* take only those that have passed already */
+    GP__REAP_SEEN, /* wait for streams that can be fenced one by one; leave the rest */
+    GP__REAP_ALL, /* wait for every owner, unknown ones too */
+    GP__REAP_FINAL /* as ALL; what the driver refuses to unmap twice is abandoned, not kept */
+};
+
 struct gp__reaped {
     struct gp__retired *unmapped; /* chunks now UNMAPPED: give them back */
-    struct gp__retired
-        *abandoned; /* the driver refused to unmap: chunks now ABANDONED, addresses lost */
-    struct gp__retired *kept; /* not waited for: still RETIRING */
+    struct gp__retired *abandoned; /* chunks now ABANDONED: their addresses are lost */
+    struct gp__retired *kept; /* still RETIRING */
 };
 
-enum gp__reap_mode {
-    GP__REAP_WAIT, /* wait for every owner, unknown ones included */
-    GP__REAP_READY /* take only those that have passed already */
-};
-
-/* Waits as `mode` says, unmaps, and sorts the list into *out; it never calls up. An error (capture,
- * interrupt, driver failure of a fence) stops the waiting: what has passed is still unmapped and the
- * rest is in `kept`. A refused unmap is reported through `abandoned` and, as the first error, in
- * *error with GP_ERR_DRIVER. Enters the device itself. lock: dropped; call with no lock held.
- * Callers own `list`: nobody else may touch its items meanwhile. */
+/* Waits as `mode` says, unmaps, and sorts the list into *out; it never calls up. An error (a capture,
+ * an interrupt, a fence or an unmap that the driver refused) is reported after everything else that
+ * can be done was done. Callers own `list`: nobody else touches its items meanwhile. Enters the
+ * device itself. lock: dropped. */
 gp_status gp__reap(struct gp__timeline *timeline, struct gp__retired *list, enum gp__reap_mode mode,
                    const struct gp__interrupt *interrupt, struct gp__reaped *out, gp_error *error);
 

@@ -25,18 +25,31 @@ struct gp__interrupt {
     void *context;
 };
 
-struct gp__fence; /* an event in flight with its ticket */
+/* An event recorded with a ticket; in flight on a stream, or spare. */
+struct gp__fence {
+    gp__event *event;
+    uintptr_t context;
+    uint64_t ticket;
+    struct gp__fence *next;
+};
+
+enum gp__stream_state {
+    GP__STREAM_LIVE,
+    GP__STREAM_GONE, /* its handle names another stream now: its work cannot be fenced by itself */
+    GP__STREAM_FORGOTTEN /* its work was waited for and its user promised no more */
+};
 
 struct gp_stream {
     struct gp__stream_key key;
-    struct gp__timeline *timeline;
-    uint64_t references; /* atomic */
+    struct gp__timeline *timeline; /* NULL once that is destroyed */
+    uint64_t references; /* atomic; the timeline's list holds one */
     uint64_t thread; /* gp__thread_id() of the owner when key.thread_bound */
     int slot; /* GP__SLOT_NONE while it owns nothing we know of */
-    bool gone; /* its handle now names another stream, or it was forgotten */
+    enum gp__stream_state state;
     uint64_t passed; /* highest ticket passed */
-    uint64_t recorded; /* highest ticket of a fence recorded or being recorded */
-    struct gp__fence *fences; /* oldest first */
+    uint64_t recorded; /* highest ticket of a fence recorded */
+    uint64_t attempt; /* the last gp__timeline_record() that looked at it */
+    struct gp__fence *fences; /* in flight, oldest first */
     struct gp_stream *next; /* in the timeline's list */
 };
 
@@ -45,12 +58,18 @@ struct gp__timeline {
     struct gp__mutex *lock; /* the pool's */
     uint64_t clock; /* the ticket that a stamp made now gets; starts at 1 */
     struct gp_stream *streams;
+    unsigned stream_count;
     unsigned slot_streams[GP__SLOT_COUNT]; /* streams that share the slot */
-    uint64_t slot_passed[GP__SLOT_COUNT]; /* the least `passed` of the slot's streams */
+    uint64_t
+        slot_passed[GP__SLOT_COUNT]; /* the least `passed` of its streams; UINT64_MAX for none */
     uint64_t unknown_passed;
-    struct gp__fence *spare; /* events to use again */
-    /* Asked for a mask of the slots that own any memory, when all slots are taken: lets idle ones
-     * be given to new streams. lock: held. */
+    uint64_t touched; /* slots that have ever been given out */
+    uint64_t peculiar; /* slots with a stream that is gone or thread-bound: stamps look closer */
+    uint64_t attempts; /* calls of gp__timeline_record() so far */
+    uint64_t wait_count; /* waits that did not end at once */
+    struct gp__fence *spare;
+    /* Asked, when all slots are taken, for the mask of slots that own memory or may come to own some:
+     * the others are given to new streams. lock: held. */
     uint64_t (*slots_in_use)(void *context);
     void *slots_in_use_context;
 };
@@ -58,53 +77,61 @@ struct gp__timeline {
 /* lock: not needed. */
 void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct gp__mutex *lock,
                        uint64_t (*slots_in_use)(void *context), void *context);
-/* Destroys events; leaves the driver alone when exiting or forked. No stream may own memory. */
+/* Destroys events; leaves the driver alone when exiting or forked. No other call may be under way. */
 void gp__timeline_destroy(struct gp__timeline *timeline);
 
-/* Finds or adds the stream behind `handle`. lock: dropped. */
+/* Finds or adds the stream behind `handle`; *out is a new reference. lock: dropped. */
 gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out,
                               gp_error *error);
-/* The stream's bit, giving it a slot if it has none. Never fails. lock: held. */
+/* Notes that the stream's handle no longer names it. lock: held. */
+void gp__timeline_lose(struct gp__timeline *timeline, gp_stream *stream);
+/* The stream's bit, giving it a slot if it has none. 0 for streams that have always passed and for
+ * forgotten ones. Never fails. lock: held. */
 uint64_t gp__timeline_bit(struct gp__timeline *timeline, gp_stream *stream);
-/* As gp__timeline_bit, for a use that ends on this thread: GP__UNKNOWN for a gone stream, or a
- * thread-bound stream of another thread. lock: held. */
-uint64_t gp__timeline_bit_at_free(struct gp__timeline *timeline, gp_stream *stream);
-/* The bits among `slots` whose streams are thread-bound to this very thread: a free records their
- * fence at once. And those bound to other threads: a free replaces them by GP__UNKNOWN. lock: held. */
-uint64_t gp__timeline_bound_here(const struct gp__timeline *timeline, uint64_t slots);
-uint64_t gp__timeline_bound_elsewhere(const struct gp__timeline *timeline, uint64_t slots);
-/* True when the bit stands for exactly this one stream. lock: held. */
+/* The owners of memory whose use ends now, on this thread, by `slots` and (unless NULL) `stream`:
+ * stamped, and with GP__UNKNOWN for what cannot be fenced from here. Sets *record_now when a fence
+ * must be recorded on this very thread (a thread-bound stream). lock: held. */
+struct gp__owners gp__timeline_stamp(struct gp__timeline *timeline, uint64_t slots,
+                                     gp_stream *stream, bool *record_now);
+/* True when `slots` is this one stream and nothing else. lock: held. */
 bool gp__timeline_is_sole(const struct gp__timeline *timeline, uint64_t slots,
                           const gp_stream *stream);
-
-/* lock: held. */
+/* True when a fence on the streams of `slots` cannot do: GP__UNKNOWN, a gone stream, or a stream bound
+ * to another thread without a fence for `ticket`. lock: held. */
+bool gp__timeline_is_unseen(const struct gp__timeline *timeline, struct gp__owners owners);
+/* The clock: what a stamp made now would get. lock: held. */
 static inline uint64_t gp__timeline_now(const struct gp__timeline *timeline)
 {
     return timeline->clock;
 }
-/* Pure comparison, no driver call. lock: held. */
-bool gp__timeline_has_passed(const struct gp__timeline *timeline, struct gp__owners owners);
-/* The owners that have not passed yet, {0, 0} if none: what a caller stores back. lock: held. */
+/* The owners that have not passed yet; {0, 0} when all have. No driver call. lock: held. */
 struct gp__owners gp__timeline_remaining(const struct gp__timeline *timeline,
                                          struct gp__owners owners);
-/* Queries fences in flight and moves `passed` on. True if anything moved. Never blocks. lock: held.
- * Caller is inside driver->enter(). */
+/* Queries fences in flight and moves `passed` on. True if anything moved. Never blocks. lock: held,
+ * inside driver->enter(). */
 bool gp__timeline_poll(struct gp__timeline *timeline);
 
-/* GP_ERR_CAPTURE if any stream of `slots` captures; with GP__UNKNOWN among them, any stream of the
- * timeline. Driver failures count as not capturing. lock: dropped. */
-gp_status gp__timeline_check_capture(struct gp__timeline *timeline, uint64_t slots,
+enum gp__reach {
+    GP__REACH_SEEN, /* fences on known streams only: the ladder and the reaper */
+    GP__REACH_ALL /* a context-wide fence where one is needed: explicit trim, close, drain */
+};
+
+/* GP_ERR_CAPTURE if a stream of `slots` captures; if the owners are unseen, any stream of the
+ * timeline. lock: dropped. */
+gp_status gp__timeline_check_capture(struct gp__timeline *timeline, struct gp__owners owners,
                                      gp_error *error);
-/* Sees to it that a fence with a ticket >= owners.ticket is recorded on every stream of
- * owners.slots, GP__UNKNOWN included. Streams that capture are left out and named by GP_ERR_CAPTURE
- * after the others are done. Inside driver->enter(). lock: dropped. */
+/* Records a fence that covers `owners` on each of their streams that lacks one. Streams that capture
+ * are left out, and GP_ERR_CAPTURE is returned after the rest is done; unseen owners are left out
+ * silently. Inside driver->enter(). lock: dropped. */
 gp_status gp__timeline_record(struct gp__timeline *timeline, struct gp__owners owners,
                               gp_error *error);
-/* Records, then waits until the owners have passed. GP_ERR_INTERRUPTED leaves everything as it was.
- * Inside driver->enter(). lock: dropped. */
+/* Records, then waits until the owners have passed. GP_NOT_READY when only unseen owners remain and
+ * the reach does not extend to them; GP_ERR_INTERRUPTED leaves everything as it was. Inside
+ * driver->enter(). lock: dropped. */
 gp_status gp__timeline_wait(struct gp__timeline *timeline, struct gp__owners owners,
-                            const struct gp__interrupt *interrupt, gp_error *error);
-/* The stream ends: waits for all its work, then takes its slot away for good. lock: dropped. */
+                            enum gp__reach reach, const struct gp__interrupt *interrupt,
+                            gp_error *error);
+/* The stream ends: waits for its work, then lets go of it. lock: dropped; enters the device. */
 gp_status gp__timeline_forget(struct gp__timeline *timeline, gp_stream *stream,
                               const struct gp__interrupt *interrupt, gp_error *error);
 

@@ -65,7 +65,8 @@
  * INVARIANTS (with B1-B3, S1-S3 of the other headers); gp__pool_check() asserts V4 and V5
  *   V1  A live address never moves.
  *   V2  A reservation is freed with its exact address and size.
- *   V3  A failed operation leaves the pool as it was (idle chunks that it gave back stay given back).
+ *   V3  A failed operation leaves the pool as it was (idle chunks that it gave back stay given back, and
+ *       addresses that it reserved stay reserved).
  *   V4  Chunk states change in one function, gp__chunk_move(), that asserts legality.
  *   V5  Spans tile their segments; blocks plus free space plus claims equal what is mapped or claimed.
  *
@@ -164,8 +165,7 @@ enum {
     GP_TRIM_NO_WAIT = 1 /* set chunks retiring and return; the reaper gives them back */
 };
 
-/* Gives idle chunks back until at most min_bytes_to_keep physical bytes are mapped, or nothing idle is
- * left. *released: bytes given back, or with GP_TRIM_NO_WAIT bytes set retiring. When it waits it
+/* Gives idle chunks back, oldest first, as long as at least min_bytes_to_keep bytes stay mapped. *released: bytes given back, or with GP_TRIM_NO_WAIT bytes set retiring. When it waits it
  * returns after every queued chunk and delivery of the pool is done. GP_ERR_CAPTURE: nothing changed. */
 gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, size_t *released,
                        gp_error *error);

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The reaper's thread and its list of clients. It knows neither pools nor streams: only functions, and
+ * when to call them.
+ */
+#include "reaper.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+#include "../backing/driver.h"
+#include "../backing/lock.h"
+
+static struct gp__mutex lock = GP__MUTEX_INIT(GP__RANK_REAPER);
+static pthread_cond_t changed;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct gp__reaper_client *clients;
+static struct gp__reaper_client *current; /* the one being called */
+static bool started, stopping, ended;
+static unsigned generation; /* the process that the thread lives in */
+static _Thread_local bool is_self;
+
+static void init_once(void)
+{
+    gp__condition_init(&changed);
+    generation = gp__fork_generation();
+}
+
+uint64_t gp__monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static struct gp__reaper_client *earliest(void)
+{
+    struct gp__reaper_client *best = NULL;
+    for (struct gp__reaper_client *client = clients; client != NULL; client = client->next) {
+        if (client->due != UINT64_MAX && (best == NULL || client->due < best->due))
+            best = client;
+    }
+    return best;
+}
+
+static void unlist(struct gp__reaper_client *client)
+{
+    struct gp__reaper_client **link = &clients;
+    while (*link != NULL && *link != client)
+        link = &(*link)->next;
+    if (*link != NULL)
+        *link = client->next;
+    client->listed = false;
+    client->due = UINT64_MAX;
+}
+
+/* Calls one client with the lock dropped. A client that removed itself inside its call may be gone
+ * afterwards, so `current` (cleared by the removal) says whether it can be touched. */
+static void call(struct gp__reaper_client *client)
+{
+    current = client;
+    client->running = true;
+    client->due = UINT64_MAX;
+    gp__mutex_unlock(&lock);
+    uint64_t delay = client->function(client->context);
+    gp__mutex_lock(&lock);
+    if (current == client) {
+        client->running = false;
+        uint64_t due = delay == UINT64_MAX ? UINT64_MAX : gp__monotonic_ns() + delay;
+        if (due < client->due)
+            client->due = due;
+    }
+    current = NULL;
+    pthread_cond_broadcast(&changed);
+}
+
+static void *run(void *unused)
+{
+    (void)unused;
+    is_self = true;
+    gp__mutex_lock(&lock);
+    while (!stopping) {
+        struct gp__reaper_client *client = earliest();
+        uint64_t now = gp__monotonic_ns();
+        if (client == NULL)
+            gp__condition_wait(&changed, &lock, UINT64_C(3600000000000));
+        else if (client->due > now)
+            gp__condition_wait(&changed, &lock, client->due - now);
+        else
+            call(client);
+    }
+    ended = true;
+    pthread_cond_broadcast(&changed);
+    gp__mutex_unlock(&lock);
+    return NULL;
+}
+
+/* Signals belong to the program's own threads. lock: held. */
+static bool start_thread(void)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0)
+        return false;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool ok = pthread_create(&thread, &attributes, run, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return ok;
+}
+
+/* A forked child inherits the list but not the thread: it starts with neither. */
+static void adopt_process(void)
+{
+    pthread_once(&once, init_once);
+    if (generation == gp__fork_generation())
+        return;
+    gp__mutex_init(&lock, GP__RANK_REAPER);
+    gp__condition_init(&changed);
+    clients = NULL;
+    current = NULL;
+    started = stopping = ended = false;
+    generation = gp__fork_generation();
+}
+
+void gp__reaper_kick(struct gp__reaper_client *client)
+{
+    adopt_process();
+    gp__mutex_lock(&lock);
+    if (!stopping && !client->removed) {
+        if (!client->listed) {
+            client->next = clients;
+            clients = client;
+            client->listed = true;
+        }
+        client->due = 0;
+        if (!started)
+            started = start_thread();
+        pthread_cond_broadcast(&changed);
+    }
+    gp__mutex_unlock(&lock);
+}
+
+void gp__reaper_remove(struct gp__reaper_client *client)
+{
+    adopt_process();
+    gp__mutex_lock(&lock);
+    client->removed = true;
+    if (client->listed)
+        unlist(client);
+    if (is_self && current == client)
+        current = NULL;
+    while (current == client)
+        gp__condition_wait(&changed, &lock, UINT64_C(100000000));
+    gp__mutex_unlock(&lock);
+}
+
+bool gp__reaper_stop(uint64_t timeout_ns)
+{
+    adopt_process();
+    uint64_t deadline = gp__monotonic_ns() + timeout_ns;
+    gp__mutex_lock(&lock);
+    stopping = true;
+    pthread_cond_broadcast(&changed);
+    uint64_t now;
+    while (started && !ended && (now = gp__monotonic_ns()) < deadline)
+        gp__condition_wait(&changed, &lock, deadline - now);
+    bool stopped = !started || ended;
+    gp__mutex_unlock(&lock);
+    return stopped;
+}
+
+bool gp__reaper_is_self(void)
+{
+    return is_self;
+}

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Blocks: memory in users' hands. Handing out, taking back, and who else uses it. Nothing here blocks
+ * except gp_pool_malloc(), and only through the ladder.
+ */
+#include "pool.h"
+
+static size_t round_block(size_t bytes)
+{
+    return (bytes + GP_ALIGNMENT - 1) / GP_ALIGNMENT * GP_ALIGNMENT;
+}
+
+void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_stream *stream,
+                    unsigned flags)
+{
+    struct gp__owners left_behind =
+        span->state == GP_SPAN_FREE ? span->owners : (struct gp__owners){0, 0};
+    struct gp__span *rest = NULL;
+    if (bytes < span->bytes)
+        rest = gp__span_cut(pool, span, span->va + bytes);
+    span->state = GP_SPAN_USED;
+    span->flags = flags;
+    span->pins = 0;
+    span->owners = (struct gp__owners){gp__timeline_bit(&pool->timeline, stream), 0};
+    span->stream = gp_stream_retain(stream);
+    gp__mapping_count(pool, span, 1);
+    gp__index_add(pool, span);
+    if (rest != NULL)
+        gp__span_free(pool, rest, left_behind);
+    pool->used_bytes += bytes;
+    if (pool->peak_used < pool->used_bytes)
+        pool->peak_used = pool->used_bytes;
+}
+
+void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now)
+{
+    gp_stream *own = span->stream;
+    struct gp__owners owners = gp__timeline_stamp(&pool->timeline, span->owners.slots,
+                                                  stream != NULL ? stream : own, record_now);
+    gp__index_remove(pool, span);
+    gp__mapping_count(pool, span, -1);
+    pool->used_bytes -= span->bytes;
+    span->stream = NULL;
+    gp__span_free(pool, span, owners);
+    gp_stream_release(own);
+}
+
+struct gp__span *gp__block_take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags,
+                                bool settle)
+{
+    struct gp__span *span = gp__span_find(pool, bytes, stream);
+    if (span == NULL && settle) {
+        gp__span_settle(pool);
+        span = gp__span_find(pool, bytes, stream);
+    }
+    if (span == NULL)
+        return NULL;
+    gp__span_unfile(pool, span);
+    gp__block_make(pool, span, bytes, stream, flags);
+    return span;
+}
+
+/* What every allocation asks first. */
+static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, gp_error *error)
+{
+    gp_device *device = pool->device;
+    bool capturing = false;
+    gp_status status = gp__pool_enter(pool, error);
+    if (status != GP_OK)
+        return status;
+    if (gp_pool_is_closed(pool))
+        return gp__pool_usable(pool, false, error);
+    if (stream == NULL || stream->timeline != &pool->timeline)
+        return gp_error_set(error, GP_ERR_ARGUMENT,
+                            "the stream belongs to another pool than '%s'; get it from "
+                            "gp_pool_stream()",
+                            pool->name);
+    if (size > PTRDIFF_MAX - pool->page)
+        return gp_error_set(error, GP_ERR_ARGUMENT, "%zu bytes is more than any pool can hold",
+                            size);
+    status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
+    if (status != GP_OK || !capturing)
+        return status;
+    return gp_error_set(error, GP_ERR_CAPTURE,
+                        "stream %#zx is being captured: memory for the graph must be allocated "
+                        "before the capture begins (%zu bytes from pool '%s')",
+                        (size_t)stream->key.handle, size, pool->name);
+}
+
+/* The fast path: no driver call but is-capturing. GP_NOT_READY when there is nothing to take. */
+static gp_status take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags, bool settle,
+                      uintptr_t *out, gp_error *error)
+{
+    gp__mutex_lock(&pool->lock);
+    gp_status status = gp__pool_usable(pool, false, error);
+    if (status == GP_OK)
+        status = gp__span_reserve(pool, 1, error);
+    if (status == GP_OK)
+        status = gp__index_reserve(pool, error);
+    if (status == GP_OK) {
+        struct gp__span *block = gp__block_take(pool, bytes, stream, flags, settle);
+        if (block != NULL)
+            *out = block->va;
+        else
+            status = GP_NOT_READY;
+    }
+    gp__mutex_unlock(&pool->lock);
+    return status;
+}
+
+gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
+                             uintptr_t *out, gp_error *error)
+{
+    gp_device *device = pool->device;
+    struct gp__entry entry;
+    gp_status status = check_request(pool, size, stream, error);
+    if (status != GP_OK)
+        return status;
+    if (size == 0) {
+        gp__mutex_lock(&pool->lock);
+        status = gp__pool_usable(pool, false, error);
+        gp__mutex_unlock(&pool->lock);
+        if (status == GP_OK)
+            *out = 0;
+        return status;
+    }
+    size_t bytes = round_block(size);
+    status = take(pool, bytes, stream, flags, false, out, error);
+    if (status != GP_NOT_READY || device->driver->enter(device, &entry, NULL) != GP_OK)
+        return status;
+    status = take(pool, bytes, stream, flags, true, out, error);
+    device->driver->leave(device, &entry);
+    return status;
+}
+
+gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
+                         uintptr_t *out, gp_error *error)
+{
+    gp_status status = check_request(pool, size, stream, error);
+    if (status != GP_OK)
+        return status;
+    if (size == 0)
+        return gp_pool_try_malloc(pool, size, stream, flags, out, error);
+    status = take(pool, round_block(size), stream, flags, false, out, error);
+    if (status != GP_NOT_READY)
+        return status;
+    return gp__ladder(pool, round_block(size), stream, flags, out, error);
+}
+
+/* The block that a caller may free. lock: held. */
+static gp_status find_block(const gp_pool *pool, uintptr_t address, unsigned flags,
+                            struct gp__span **out, gp_error *error)
+{
+    struct gp__span *span = gp__index_find(pool, address);
+    if (span == NULL)
+        return gp_error_set(error, GP_ERR_ARGUMENT,
+                            "%#zx is no live block of pool '%s': it was freed already, or came "
+                            "from elsewhere",
+                            (size_t)address, pool->name);
+    if ((span->flags & GP_BLOCK_OBJECT) != (flags & GP_BLOCK_OBJECT))
+        return gp_error_set(error, GP_ERR_ARGUMENT,
+                            "%#zx (%zu bytes) belongs to %s of pool '%s' and is freed through it",
+                            (size_t)address, span->bytes,
+                            (span->flags & GP_BLOCK_OBJECT) != 0 ? "a buffer object" : "malloc",
+                            pool->name);
+    *out = span;
+    return GP_OK;
+}
+
+static gp_status pinned_error(const gp_pool *pool, const struct gp__span *span, gp_error *error)
+{
+    return gp_error_set(error, GP_ERR_PINNED,
+                        "%#zx (%zu bytes) of pool '%s' has %u live exports; release them first",
+                        (size_t)span->va, span->bytes, pool->name, span->pins);
+}
+
+gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
+                       gp_error *error)
+{
+    struct gp__span *span = NULL;
+    bool record_now = false;
+    gp_status status = gp__pool_enter(pool, error);
+    if (status != GP_OK || address == 0)
+        return status;
+    if (stream != NULL && stream->timeline != &pool->timeline)
+        return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
+                            pool->name);
+    gp__mutex_lock(&pool->lock);
+    status = gp__pool_usable(pool, false, error);
+    if (status == GP_OK)
+        status = find_block(pool, address, flags, &span, error);
+    if (status == GP_OK && span->pins > 0)
+        status = pinned_error(pool, span, error);
+    struct gp__owners owners = {0, 0};
+    if (status == GP_OK) {
+        owners = (struct gp__owners){span->owners.slots, gp__timeline_now(&pool->timeline)};
+        if (stream != NULL)
+            owners.slots |= gp__timeline_bit(&pool->timeline, stream);
+        gp__block_end(pool, span, stream, &record_now);
+    }
+    gp__mutex_unlock(&pool->lock);
+    if (record_now)
+        gp__pool_record_here(pool, owners);
+    return status;
+}
+
+gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *stream,
+                                gp_error *error)
+{
+    struct gp__span *span = NULL;
+    gp_status status = gp__pool_enter(pool, error);
+    if (status != GP_OK || address == 0)
+        return status;
+    if (stream == NULL || stream->timeline != &pool->timeline)
+        return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
+                            pool->name);
+    gp__mutex_lock(&pool->lock);
+    status = gp__pool_usable(pool, false, error);
+    if (status == GP_OK) {
+        span = gp__index_find(pool, address);
+        if (span == NULL)
+            status = find_block(pool, address, 0, &span, error);
+    }
+    if (status == GP_OK)
+        span->owners.slots |= gp__timeline_bit(&pool->timeline, stream);
+    gp__mutex_unlock(&pool->lock);
+    return status;
+}
+
+gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *error)
+{
+    struct gp__span *span = NULL;
+    gp_status status = gp__pool_enter(pool, error);
+    if (status != GP_OK || address == 0)
+        return status;
+    gp__mutex_lock(&pool->lock);
+    status = gp__pool_usable(pool, false, error);
+    if (status == GP_OK) {
+        span = gp__index_find(pool, address);
+        if (span == NULL)
+            status = find_block(pool, address, 0, &span, error);
+    }
+    if (status == GP_OK) {
+        span->pins++;
+        pool->pinned++;
+        if (unknown)
+            span->owners.slots |= GP__UNKNOWN;
+    }
+    gp__mutex_unlock(&pool->lock);
+    return status;
+}
+
+void gp_pool_unpin(gp_pool *pool, uintptr_t address)
+{
+    if (gp__pool_enter(pool, NULL) != GP_OK || address == 0)
+        return;
+    gp__mutex_lock(&pool->lock);
+    struct gp__span *span = gp__index_find(pool, address);
+    if (span != NULL && span->pins > 0) {
+        span->pins--;
+        pool->pinned--;
+    }
+    gp__mutex_unlock(&pool->lock);
+}

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The life of a pool: made, used, closed, let go. What must hold at either end of it.
+ */
+#include "pool.h"
+
+#include <stdio.h>
+
+#include "../backing/memory.h"
+
+#define SLEEP_NS        UINT64_C(5000000)
+#define ORPHAN_SLICE_NS UINT64_C(20000000)
+
+/* ---- common -------------------------------------------------------------------------------- */
+
+gp_status gp__pool_enter(const gp_pool *pool, gp_error *error)
+{
+    if (pool->generation != gp__fork_generation())
+        return gp__state_error(error, GP_REASON_FORKED,
+                               "pool '%s' was made before this process was forked; only the parent "
+                               "can use it",
+                               pool->name);
+    return gp__check_process(error);
+}
+
+gp_status gp__pool_usable(const gp_pool *pool, bool growing, gp_error *error)
+{
+    if (pool->closing || pool->closed)
+        return gp__state_error(error, GP_REASON_CLOSED, "pool '%s' is closed", pool->name);
+    if (growing && pool->poisoned)
+        return gp__state_error(error, GP_REASON_POISONED,
+                               "pool '%s' cannot grow any more: the driver refused to undo a step, "
+                               "and %zu bytes were abandoned; close it and make a new one",
+                               pool->name, pool->abandoned_bytes);
+    return GP_OK;
+}
+
+gp_status gp__pool_sleep(gp_pool *pool, gp_error *error)
+{
+    gp__condition_wait(&pool->changed, &pool->lock, SLEEP_NS);
+    if (pool->interrupt.check == NULL)
+        return GP_OK;
+    gp__mutex_unlock(&pool->lock);
+    int stop = pool->interrupt.check(pool->interrupt.context);
+    gp__mutex_lock(&pool->lock);
+    return stop == 0 ? GP_OK
+                     : gp_error_set(error, GP_ERR_INTERRUPTED,
+                                    "a signal ended the wait for pool '%s'; nothing was lost, and "
+                                    "the same call goes on",
+                                    pool->name);
+}
+
+static size_t largest_of(const struct gp__tree *tree)
+{
+    const struct gp__tree_node *node = gp__tree_below(tree, SIZE_MAX, 0);
+    return node == NULL ? 0 : node->bytes;
+}
+
+void gp__pool_figures(const gp_pool *pool, size_t size, gp_error *error)
+{
+    if (error == NULL)
+        return;
+    error->size = size;
+    error->physical = pool->physical;
+    error->limit = pool->limit;
+    error->largest_free = 0;
+    for (int bin = 0; bin < GP__BIN_COUNT; bin++) {
+        size_t largest = largest_of(&pool->bins[bin].tree);
+        if (largest > error->largest_free)
+            error->largest_free = largest;
+    }
+}
+
+void gp__pool_poll(gp_pool *pool)
+{
+    gp_device *device = pool->device;
+    struct gp__entry entry;
+    if (device->driver->enter(device, &entry, NULL) != GP_OK)
+        return;
+    gp__mutex_lock(&pool->lock);
+    gp__span_settle(pool);
+    gp__mutex_unlock(&pool->lock);
+    device->driver->leave(device, &entry);
+}
+
+void gp__pool_record_here(gp_pool *pool, struct gp__owners owners)
+{
+    gp_device *device = pool->device;
+    struct gp__entry entry;
+    if (device->driver->enter(device, &entry, NULL) != GP_OK)
+        return;
+    gp__timeline_record(&pool->timeline, owners, NULL);
+    device->driver->leave(device, &entry);
+}
+
+/* ---- making -------------------------------------------------------------------------------- */
+
+static gp_status check_options(const gp_pool_options *options, gp_error *error)
+{
+    if (options == NULL || options->device == NULL)
+        return gp_error_set(error, GP_ERR_ARGUMENT, "a pool needs a device");
+    size_t granularity = options->device->granularity;
+    if (options->chunk_size % granularity != 0 || options->chunk_size > PTRDIFF_MAX)
+        return gp_error_set(error, GP_ERR_ARGUMENT,
+                            "chunk_size %zu must be a multiple of the granularity of %s, %zu bytes",
+                            options->chunk_size, options->device->name, granularity);
+    return gp__check_process(error);
+}
+
+/* The pool's bytes of addresses: as asked, or twice what the device has; whole pages. */
+static gp_status plan_addresses(gp_pool *pool, size_t asked, gp_error *error)
+{
+    size_t total = asked;
+    if (asked == 0) {
+        size_t available;
+        gp_status status = gp_device_memory(pool->device, &available, &total, error);
+        if (status != GP_OK)
+            return status;
+        total = total > PTRDIFF_MAX / 2 ? PTRDIFF_MAX / 2 : total * 2;
+    }
+    if (total > PTRDIFF_MAX - pool->page)
+        return gp_error_set(error, GP_ERR_ARGUMENT,
+                            "address_space %zu is more than any device can reserve", total);
+    pool->address_space = (total + pool->page - 1) / pool->page * pool->page;
+    return GP_OK;
+}
+
+static uint64_t slots_in_use(void *context)
+{
+    const gp_pool *pool = context;
+    uint64_t slots = pool->record_slots;
+    for (const struct gp__segment *segment = pool->segments; segment != NULL;
+         segment = segment->next) {
+        for (const struct gp__span *span = segment->first; span != NULL; span = span->next)
+            slots |= span->owners.slots;
+    }
+    for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
+        slots |= item->owners.slots;
+    /* Chunks in the hands of a thread that reaps are on no list: assume that any slot may be theirs. */
+    return pool->deliveries > 0 ? slots | ~GP__UNKNOWN : slots;
+}
+
+static void init(gp_pool *pool, const gp_pool_options *options)
+{
+    snprintf(pool->name, sizeof pool->name, "%s", options->name != NULL ? options->name : "");
+    pool->device = options->device;
+    pool->chunk_size = options->chunk_size;
+    pool->page = options->chunk_size != 0 ? options->chunk_size : options->device->granularity;
+    pool->flags = options->flags;
+    pool->limit = options->limit;
+    pool->interrupt = (struct gp__interrupt){options->interrupted, options->interrupted_context};
+    pool->generation = gp__fork_generation();
+    pool->references = 1;
+    pool->reaper = (struct gp__reaper_client){.function = gp__pool_service, .context = pool};
+    gp__mutex_init(&pool->lock, GP__RANK_POOL);
+    gp__condition_init(&pool->changed);
+    gp__timeline_init(&pool->timeline, pool->device, &pool->lock, slots_in_use, pool);
+}
+
+gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error *error)
+{
+    gp_status status = check_options(options, error);
+    if (status != GP_OK)
+        return status;
+    gp_pool *pool = gp__calloc(1, sizeof *pool);
+    if (pool == NULL)
+        return gp_error_set(error, GP_ERR_HOST_MEMORY, "no host memory for a pool");
+    init(pool, options);
+    status = plan_addresses(pool, options->address_space, error);
+    if (status == GP_OK && options->backing != NULL)
+        pool->backing = gp_backing_retain(options->backing);
+    else if (status == GP_OK)
+        status = gp_backing_device(GP_LOCATION_DEVICE, &pool->backing, error);
+    if (status != GP_OK) {
+        gp__mutex_destroy(&pool->lock);
+        pthread_cond_destroy(&pool->changed);
+        gp__free(pool);
+        return status;
+    }
+    *out = pool;
+    return GP_OK;
+}
+
+/* ---- closing ------------------------------------------------------------------------------- */
+
+/* Every block ends, with its owners. lock: held. */
+static void end_blocks(gp_pool *pool)
+{
+    bool record_now = false;
+    for (size_t bucket = 0; bucket < pool->index_size; bucket++) {
+        while (pool->index[bucket] != NULL)
+            gp__block_end(pool, pool->index[bucket], NULL, &record_now);
+    }
+}
+
+/* Sees that close may go on, and from then on the pool takes no work. Nothing changed on error. */
+static gp_status start_close(gp_pool *pool, gp_error *error)
+{
+    gp__pool_poll(pool);
+    gp__mutex_lock(&pool->lock);
+    bool resumed = pool->closing;
+    gp_status status = GP_OK;
+    if (pool->pinned > 0)
+        status = gp_error_set(error, GP_ERR_PINNED,
+                              "pool '%s' has %u live exports of its memory; release them first",
+                              pool->name, pool->pinned);
+    struct gp__owners everybody = {slots_in_use(pool), gp__timeline_now(&pool->timeline)};
+    gp__mutex_unlock(&pool->lock);
+    if (status == GP_OK && !resumed && everybody.slots != 0)
+        status = gp__timeline_check_capture(&pool->timeline, everybody, error);
+    if (status != GP_OK)
+        return status;
+    gp__mutex_lock(&pool->lock);
+    if (pool->pinned > 0)
+        status = gp_error_set(error, GP_ERR_PINNED, "pool '%s' has live exports of its memory",
+                              pool->name);
+    else
+        pool->closing = true;
+    while (status == GP_OK && pool->growers > 0)
+        status = gp__pool_sleep(pool, error);
+    gp__mutex_unlock(&pool->lock);
+    return status;
+}
+
+/* Retires and returns everything that is left. */
+static gp_status empty(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
+{
+    gp__mutex_lock(&pool->lock);
+    end_blocks(pool);
+    struct gp__retired *list = gp__retiring_take(pool);
+    gp__retire(pool, SIZE_MAX, SIZE_MAX, GP__RETIRE_ALL, &list);
+    bool all = pool->mapped_bytes == 0;
+    gp__mutex_unlock(&pool->lock);
+    gp_status status = GP_OK;
+    if (list != NULL)
+        status = gp__retire_finish(pool, list, GP__REAP_FINAL, interrupt, NULL, NULL, error);
+    if (status == GP_OK && !all)
+        return gp_error_set(error, GP_ERR_HOST_MEMORY,
+                            "no host memory to take pool '%s' apart; free some and close again",
+                            pool->name);
+    /* A refused unmap was abandoned and counted: that does not keep a pool from closing. */
+    gp__mutex_lock(&pool->lock);
+    bool left = pool->retiring != NULL;
+    while ((status == GP_OK || !left) && status != GP_ERR_INTERRUPTED && pool->deliveries > 0) {
+        gp_status slept = gp__pool_sleep(pool, error);
+        if (slept != GP_OK)
+            status = slept;
+    }
+    left = pool->retiring != NULL;
+    gp__mutex_unlock(&pool->lock);
+    return left || status == GP_ERR_INTERRUPTED ? status : GP_OK;
+}
+
+static void free_tables(gp_pool *pool)
+{
+    gp__segments_free(pool);
+    while (pool->spare_spans != NULL) {
+        struct gp__span *span = pool->spare_spans;
+        pool->spare_spans = span->next;
+        gp__free(span);
+    }
+    pool->spare_span_count = 0;
+    gp__free(pool->index);
+    pool->index = NULL;
+    pool->index_size = 0;
+    for (int bin = 0; bin < GP__BIN_COUNT; bin++)
+        pool->bins[bin] = (struct gp__bin){{NULL}, NULL, NULL};
+    pool->holes = (struct gp__tree){NULL};
+    gp__timeline_destroy(&pool->timeline);
+}
+
+static gp_status close_pool(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
+{
+    gp_status status = start_close(pool, error);
+    while (status == GP_OK) {
+        status = empty(pool, interrupt, error);
+        gp__mutex_lock(&pool->lock);
+        bool done = pool->mapped_bytes == 0 && pool->retiring_bytes == 0;
+        gp__mutex_unlock(&pool->lock);
+        if (done && status == GP_OK)
+            break;
+    }
+    if (status != GP_OK)
+        return status;
+    gp__reaper_remove(&pool->reaper);
+    gp__mutex_lock(&pool->lock);
+    bool first = !pool->closed;
+    pool->closed = true;
+    gp__mutex_unlock(&pool->lock);
+    if (first)
+        free_tables(pool);
+    return GP_OK;
+}
+
+gp_status gp_pool_close(gp_pool *pool, gp_error *error)
+{
+    gp_status status = gp__pool_enter(pool, error);
+    if (status != GP_OK)
+        return status;
+    if (gp_pool_is_closed(pool))
+        return GP_OK;
+    status = gp__pool_not_inside(pool, "closing", error);
+    return status == GP_OK ? close_pool(pool, &pool->interrupt, error) : status;
+}
+
+bool gp_pool_is_closed(const gp_pool *pool)
+{
+    return __atomic_load_n(&pool->closed, __ATOMIC_ACQUIRE);
+}
+
+/* ---- letting go ---------------------------------------------------------------------------- */
+
+gp_pool *gp_pool_retain(gp_pool *pool)
+{
+    __atomic_add_fetch(&pool->references, 1, __ATOMIC_RELAXED);
+    return pool;
+}
+
+/* Frees a closed pool. Unreturned chunks lose the pool's reference, which releases their memory unless
+ * somebody else holds them. */
+static void destroy(gp_pool *pool)
+{
+    while (pool->unreturned != NULL) {
+        struct gp__retired *item = pool->unreturned;
+        pool->unreturned = item->next;
+        gp_chunk_release(item->chunk);
+        gp__free(item);
+    }
+    gp__timeline_destroy(&pool->timeline);
+    gp_backing_release(pool->backing);
+    gp__mutex_destroy(&pool->lock);
+    pthread_cond_destroy(&pool->changed);
+    gp__free(pool);
+}
+
+void gp_pool_release(gp_pool *pool)
+{
+    if (pool == NULL || __atomic_sub_fetch(&pool->references, 1, __ATOMIC_ACQ_REL) != 0)
+        return;
+    if (gp__pool_enter(pool, NULL) != GP_OK)
+        return;
+    if (gp_pool_is_closed(pool)) {
+        destroy(pool);
+        return;
+    }
+    __atomic_store_n(&pool->orphaned, true, __ATOMIC_RELEASE);
+    gp__reaper_kick(&pool->reaper);
+}
+
+/* Ends a slice of an orphan's close, so that one pool's stream does not hold up the others. */
+static int slice_is_over(void *context)
+{
+    return gp__is_exiting() || gp__monotonic_ns() >= *(uint64_t *)context;
+}
+
+uint64_t gp__pool_close_orphan(gp_pool *pool)
+{
+    uint64_t deadline = gp__monotonic_ns() + ORPHAN_SLICE_NS;
+    struct gp__interrupt slice = {slice_is_over, &deadline};
+    pool->interrupt = slice;
+    if (close_pool(pool, &slice, NULL) != GP_OK)
+        return ORPHAN_SLICE_NS / 4;
+    destroy(pool);
+    return UINT64_MAX;
+}
+
+gp_device *gp_pool_device(const gp_pool *pool)
+{
+    return pool->device;
+}
+
+const char *gp_pool_name(const gp_pool *pool)
+{
+    return pool->name;
+}

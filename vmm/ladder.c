@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The ladder: what a request tries, and in which order, when memory is short. Pure policy over grow.c and
+ * retire.c; the rungs are described in growpool.h.
+ */
+#include "pool.h"
+
+/* How long the ladder waits for chunks that other threads are giving back. */
+#define DELIVERIES_NS UINT64_C(100000000)
+
+enum rung { RUNG_WANTED, RUNG_NEEDED, RUNG_TRIMMED, RUNG_WAITED, RUNG_HALVED, RUNG_NONE };
+
+/* Gives idle memory back, oldest first. What comes free is this request's alone. */
+static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *status, gp_error *error)
+{
+    gp_pool *pool = growth->pool;
+    struct gp__retired *list = NULL;
+    size_t returned = 0;
+    gp__mutex_lock(&pool->lock);
+    gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
+    gp__mutex_unlock(&pool->lock);
+    if (list == NULL)
+        return 0;
+    gp_status reaped = gp__retire_finish(pool, list, GP__REAP_SEEN, &pool->interrupt,
+                                         &growth->credit, &returned, error);
+    if (reaped == GP_ERR_INTERRUPTED)
+        *status = reaped;
+    return returned;
+}
+
+/* The seen owners of every free range that waits for a ticket. lock: held. */
+static struct gp__owners waiting_owners(gp_pool *pool)
+{
+    struct gp__owners all = {0, 0};
+    for (int bin = 0; bin < GP__BIN_COUNT; bin++) {
+        for (struct gp__span *span = pool->bins[bin].oldest; span != NULL;
+             span = span->queue_next) {
+            if (gp__timeline_is_unseen(&pool->timeline, span->owners))
+                continue;
+            all.slots |= span->owners.slots;
+            if (all.ticket < span->owners.ticket)
+                all.ticket = span->owners.ticket;
+        }
+    }
+    return all;
+}
+
+/* Chunks that another thread is giving back may be what is missing; a callback may also be waiting for
+ * us, so this is short. True if one was done. lock: held, dropped inside. */
+static bool wait_for_deliveries(gp_pool *pool, gp_status *status, gp_error *error)
+{
+    uint64_t deadline = gp__monotonic_ns() + DELIVERIES_NS;
+    size_t before = pool->retiring_bytes;
+    while (pool->deliveries > 0 && *status == GP_OK && gp__monotonic_ns() < deadline)
+        *status = gp__pool_sleep(pool, error);
+    return pool->retiring_bytes < before;
+}
+
+/* Waits for the tickets of free ranges, one stream at a time so that one that captures does not keep the
+ * others from passing; then finishes what is retiring. True if anything moved. */
+static bool wait_for_tickets(struct gp__growth *growth, gp_status *status, gp_error *error)
+{
+    gp_pool *pool = growth->pool;
+    gp__mutex_lock(&pool->lock);
+    bool moved = wait_for_deliveries(pool, status, error);
+    struct gp__owners owners = waiting_owners(pool);
+    struct gp__retired *list = gp__retiring_take(pool);
+    gp__mutex_unlock(&pool->lock);
+    moved = moved || owners.slots != 0 || list != NULL;
+    for (uint64_t left = owners.slots; left != 0 && *status != GP_ERR_INTERRUPTED;
+         left &= left - 1) {
+        struct gp__owners one = {left & (~left + 1), owners.ticket};
+        gp_status waited =
+            gp__timeline_wait(&pool->timeline, one, GP__REACH_SEEN, &pool->interrupt, error);
+        if (waited == GP_ERR_INTERRUPTED)
+            *status = waited;
+    }
+    if (list == NULL)
+        return moved;
+    enum gp__reap_mode mode = *status == GP_ERR_INTERRUPTED ? GP__REAP_READY : GP__REAP_SEEN;
+    gp_status reaped =
+        gp__retire_finish(pool, list, mode, &pool->interrupt, &growth->credit, NULL, error);
+    if (reaped == GP_ERR_INTERRUPTED)
+        *status = reaped;
+    return moved;
+}
+
+/* Whether giving back everything idle could make room under the limit. */
+static bool can_meet_limit(struct gp__growth *growth)
+{
+    gp_pool *pool = growth->pool;
+    gp__mutex_lock(&pool->lock);
+    bool possible = gp__place_least_physical(pool, growth->bytes) <= pool->limit;
+    gp__mutex_unlock(&pool->lock);
+    return possible;
+}
+
+/* Does what the rung stands for; true when another attempt makes sense. */
+static bool climb(struct gp__growth *growth, enum rung rung, gp_status *status, gp_error *error)
+{
+    bool limit = growth->obstacle == GP__OBSTACLE_LIMIT;
+    switch (rung) {
+    case RUNG_NEEDED:
+        growth->step = false;
+        return !limit && growth->stepped > 0;
+    case RUNG_TRIMMED:
+        return trim_idle(growth, limit ? growth->deficit : SIZE_MAX, status, error) > 0;
+    case RUNG_WAITED:
+        return wait_for_tickets(growth, status, error);
+    case RUNG_HALVED: {
+        bool halve = !limit && growth->pool->chunk_size == 0;
+        growth->halve = true;
+        /* Waiting may have made more memory idle. */
+        return trim_idle(growth, SIZE_MAX, status, error) > 0 || halve;
+    }
+    default:
+        return false;
+    }
+}
+
+/* What the caller is told when no rung is left. */
+static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *error)
+{
+    gp_pool *pool = growth->pool;
+    gp__mutex_lock(&pool->lock);
+    if (growth->obstacle == GP__OBSTACLE_LIMIT)
+        gp_error_set(error, GP_ERR_LIMIT,
+                     "pool '%s' has no room for %zu bytes: %zu physical bytes, %zu of them in "
+                     "blocks, under a limit of %zu; free blocks or raise the limit",
+                     pool->name, growth->bytes, pool->physical - growth->credit, pool->used_bytes,
+                     pool->limit);
+    else if (growth->obstacle == GP__OBSTACLE_BACKING)
+        gp_error_set(error, GP_ERR_OUT_OF_MEMORY,
+                     "the backing of pool '%s' refused %u times to supply memory for %zu bytes: "
+                     "%zu physical bytes, %zu of them in blocks; free blocks, trim other pools, "
+                     "or supply more",
+                     pool->name, growth->refusals, growth->bytes, pool->physical - growth->credit,
+                     pool->used_bytes);
+    pool->physical -= growth->credit;
+    gp__pool_figures(pool, growth->bytes, error);
+    pool->physical += growth->credit;
+    gp__mutex_unlock(&pool->lock);
+    return status;
+}
+
+static gp_status attempt_all(struct gp__growth *growth, uintptr_t *out, gp_error *error)
+{
+    gp_error details = {0};
+    gp_status status = gp__grow_attempt(growth, out, &details);
+    if (growth->obstacle == GP__OBSTACLE_LIMIT && !can_meet_limit(growth))
+        return give_up(growth, status, error);
+    for (enum rung rung = RUNG_NEEDED;
+         status != GP_OK && growth->obstacle != GP__OBSTACLE_NONE && rung != RUNG_NONE; rung++) {
+        gp_status climbed = GP_OK;
+        gp_error stopped = {0};
+        bool again = climb(growth, rung, &climbed, &stopped);
+        if (climbed == GP_ERR_INTERRUPTED) {
+            growth->obstacle = GP__OBSTACLE_NONE;
+            details = stopped;
+            status = climbed;
+        } else if (again) {
+            status = gp__grow_attempt(growth, out, &details);
+        }
+    }
+    if (status != GP_OK) {
+        if (error != NULL)
+            *error = details;
+        return give_up(growth, status, error);
+    }
+    return GP_OK;
+}
+
+gp_status gp__ladder(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags, uintptr_t *out,
+                     gp_error *error)
+{
+    struct gp__growth growth = {
+        .pool = pool, .stream = stream, .bytes = bytes, .flags = flags, .step = true};
+    struct gp__entry entry;
+    gp_status status = gp__pool_not_inside(pool, "growing", error);
+    if (status == GP_OK)
+        status = pool->device->driver->enter(pool->device, &entry, error);
+    if (status != GP_OK)
+        return status;
+    gp__mutex_lock(&pool->lock);
+    pool->growers++;
+    gp__mutex_unlock(&pool->lock);
+    status = attempt_all(&growth, out, error);
+    gp__mutex_lock(&pool->lock);
+    pool->growers--;
+    pool->credit_bytes -= growth.credit;
+    pool->physical -= growth.credit;
+    pthread_cond_broadcast(&pool->changed);
+    gp__mutex_unlock(&pool->lock);
+    pool->device->driver->leave(pool->device, &entry);
+    return status;
+}

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The way out of a pool: idle mappings are set retiring, reaped once their owners passed, and their chunks
+ * given back. Every accepted chunk leaves through here or through grow.c's undo (B1).
+ */
+#include "pool.h"
+
+#include <assert.h>
+
+#include "../backing/memory.h"
+
+#define SERVICE_DELAY_MIN_NS UINT64_C(100000)
+#define SERVICE_DELAY_MAX_NS UINT64_C(20000000)
+
+/* Which pools' callbacks this thread is inside. */
+struct callout {
+    const gp_pool *pool;
+    struct callout *outer;
+};
+
+static _Thread_local struct callout *callouts;
+
+gp_status gp__pool_not_inside(const gp_pool *pool, const char *operation, gp_error *error)
+{
+    for (const struct callout *callout = callouts; callout != NULL; callout = callout->outer) {
+        if (callout->pool == pool)
+            return gp_error_set(error, GP_ERR_REENTRANT,
+                                "%s pool '%s' inside its own callback would call the same backing "
+                                "again; use another pool there, or do it after the callback",
+                                operation, pool->name);
+    }
+    return GP_OK;
+}
+
+gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **out, gp_error *error)
+{
+    struct callout here = {pool, callouts};
+    callouts = &here;
+    gp_status status = gp__backing_supply(pool->backing, request, out, error);
+    callouts = here.outer;
+    if (status != GP_OK && status != GP_ERR_OUT_OF_MEMORY) {
+        gp__mutex_lock(&pool->lock);
+        pool->callback_errors++;
+        gp__mutex_unlock(&pool->lock);
+    }
+    return status;
+}
+
+gp_status gp__return_chunk(gp_pool *pool, struct gp__mapping *mapping, size_t *counter,
+                           size_t *credit, gp_error *error)
+{
+    gp_chunk *chunk = mapping->retired.chunk;
+    size_t bytes = mapping->retired.bytes;
+    gp_request request = {bytes, pool->device, mapping->stream};
+    struct callout here = {pool, callouts};
+    callouts = &here;
+    gp_status status = gp__backing_return(pool->backing, chunk, &request, error);
+    callouts = here.outer;
+    bool ours = status != GP_OK && gp__backing_left_unreturned(chunk, mapping->generation);
+    gp__mutex_lock(&pool->lock);
+    *counter -= bytes;
+    if (ours) {
+        pool->unreturned_bytes += bytes;
+        mapping->retired.next = pool->unreturned;
+        pool->unreturned = &mapping->retired;
+    } else if (credit != NULL) {
+        pool->credit_bytes += bytes;
+        *credit += bytes;
+    } else {
+        pool->physical -= bytes;
+    }
+    if (status != GP_OK)
+        pool->callback_errors++;
+    else
+        pool->trim_count++;
+    gp__mutex_unlock(&pool->lock);
+    if (ours)
+        return status;
+    if (status != GP_OK)
+        gp_chunk_release(chunk);
+    gp__free(mapping);
+    return status;
+}
+
+/* ---- idle -> retiring --------------------------------------------------------------------- */
+
+/* The owners of the free ranges that an idle mapping lies in. */
+static struct gp__owners owners_of(const gp_pool *pool, const struct gp__mapping *mapping)
+{
+    struct gp__owners all = {0, 0};
+    uintptr_t end = mapping->retired.va + mapping->retired.bytes;
+    const struct gp__span *span = gp__span_at(pool, mapping->segment, mapping->retired.va);
+    for (; span != NULL && span->va < end; span = span->next) {
+        struct gp__owners owners = gp__timeline_remaining(&pool->timeline, span->owners);
+        all.slots |= owners.slots;
+        if (all.ticket < owners.ticket)
+            all.ticket = owners.ticket;
+    }
+    return all;
+}
+
+/* Cuts the mapping's range out of the free ranges around it. Needs two spare descriptors. */
+static void carve(gp_pool *pool, const struct gp__mapping *mapping)
+{
+    uintptr_t va = mapping->retired.va;
+    uintptr_t end = va + mapping->retired.bytes;
+    struct gp__span *span = gp__span_at(pool, mapping->segment, va);
+    gp__span_unfile(pool, span);
+    if (span->va < va) {
+        struct gp__span *rest = gp__span_cut(pool, span, va);
+        gp__span_file(pool, span);
+        span = rest;
+    }
+    while (span->va + span->bytes < end) {
+        gp__span_unfile(pool, span->next);
+        gp__span_join(pool, span);
+    }
+    if (span->va + span->bytes > end)
+        gp__span_file(pool, gp__span_cut(pool, span, end));
+    span->state = GP_SPAN_RETIRING;
+    span->owners = (struct gp__owners){0, 0};
+}
+
+static void retire(gp_pool *pool, struct gp__mapping *mapping, struct gp__owners owners)
+{
+    carve(pool, mapping);
+    bool moved = gp__chunk_move(mapping->retired.chunk, GP__CHUNK_MAPPED, GP__CHUNK_RETIRING);
+    assert(moved);
+    (void)moved;
+    gp__mapping_idle_remove(pool, mapping);
+    pool->mapped_bytes -= mapping->retired.bytes;
+    pool->retiring_bytes += mapping->retired.bytes;
+    mapping->retired.owners = owners;
+}
+
+size_t gp__retire(gp_pool *pool, size_t goal, size_t most, enum gp__retire_which which,
+                  struct gp__retired **list)
+{
+    size_t bytes = 0;
+    for (struct gp__mapping *mapping = pool->idle_oldest; mapping != NULL && bytes < goal;) {
+        struct gp__mapping *next = mapping->next;
+        struct gp__owners owners = owners_of(pool, mapping);
+        bool skip = mapping->retired.bytes > most - bytes ||
+                    (which == GP__RETIRE_SEEN && gp__timeline_is_unseen(&pool->timeline, owners));
+        if (!skip && gp__span_reserve(pool, 2, NULL) != GP_OK)
+            break;
+        if (!skip) {
+            retire(pool, mapping, owners);
+            mapping->retired.next = *list;
+            *list = &mapping->retired;
+            bytes += mapping->retired.bytes;
+        }
+        mapping = next;
+    }
+    return bytes;
+}
+
+struct gp__owners gp__retire_owners(gp_pool *pool, size_t most)
+{
+    struct gp__owners all = {0, 0};
+    size_t bytes = 0;
+    for (struct gp__mapping *mapping = pool->idle_oldest; mapping != NULL;
+         mapping = mapping->next) {
+        if (mapping->retired.bytes > most - bytes)
+            continue;
+        struct gp__owners owners = owners_of(pool, mapping);
+        all.slots |= owners.slots;
+        if (all.ticket < owners.ticket)
+            all.ticket = owners.ticket;
+        bytes += mapping->retired.bytes;
+    }
+    return all;
+}
+
+void gp__unretire(gp_pool *pool, struct gp__retired *item)
+{
+    struct gp__mapping *mapping = (struct gp__mapping *)item;
+    bool moved = gp__chunk_move(item->chunk, GP__CHUNK_RETIRING, GP__CHUNK_MAPPED);
+    assert(moved);
+    (void)moved;
+    item->next = NULL;
+    pool->retiring_bytes -= item->bytes;
+    pool->mapped_bytes += item->bytes;
+    gp__mapping_idle_add(pool, mapping);
+    gp__span_free(pool, gp__span_at(pool, mapping->segment, item->va), item->owners);
+}
+
+struct gp__retired *gp__retiring_take(gp_pool *pool)
+{
+    struct gp__retired *list = pool->retiring;
+    pool->retiring = NULL;
+    return list;
+}
+
+/* ---- retiring -> returned ----------------------------------------------------------------- */
+
+static void note_unmapped(gp_pool *pool, struct gp__retired *list)
+{
+    for (struct gp__retired *item = list; item != NULL; item = item->next) {
+        struct gp__mapping *mapping = (struct gp__mapping *)item;
+        gp__mapping_erase(pool, mapping);
+        gp__span_hole(pool, gp__span_at(pool, mapping->segment, item->va));
+        pool->chunk_count--;
+    }
+}
+
+static void note_abandoned(gp_pool *pool, struct gp__retired *list)
+{
+    for (struct gp__retired *item = list; item != NULL; item = item->next) {
+        struct gp__mapping *mapping = (struct gp__mapping *)item;
+        gp__mapping_erase(pool, mapping);
+        gp__span_at(pool, mapping->segment, item->va)->state = GP_SPAN_ABANDONED;
+        mapping->segment->lost = true;
+        pool->chunk_count--;
+        pool->retiring_bytes -= item->bytes;
+        pool->abandoned_bytes += item->bytes;
+        pool->poisoned = true;
+    }
+}
+
+static void note_kept(gp_pool *pool, struct gp__retired *list)
+{
+    while (list != NULL) {
+        struct gp__retired *next = list->next;
+        list->next = pool->retiring;
+        pool->retiring = list;
+        list = next;
+    }
+}
+
+static void drop_abandoned(struct gp__retired *list)
+{
+    while (list != NULL) {
+        struct gp__retired *next = list->next;
+        gp_chunk_release(list->chunk);
+        gp__free(list);
+        list = next;
+    }
+}
+
+gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__reap_mode mode,
+                            const struct gp__interrupt *interrupt, size_t *credit, size_t *returned,
+                            gp_error *error)
+{
+    struct gp__reaped reaped;
+    size_t bytes = 0;
+    gp__mutex_lock(&pool->lock);
+    pool->deliveries++;
+    gp__mutex_unlock(&pool->lock);
+    gp_status status = gp__reap(&pool->timeline, list, mode, interrupt, &reaped, error);
+    gp__mutex_lock(&pool->lock);
+    note_unmapped(pool, reaped.unmapped);
+    note_abandoned(pool, reaped.abandoned);
+    note_kept(pool, reaped.kept);
+    gp__mutex_unlock(&pool->lock);
+    drop_abandoned(reaped.abandoned);
+    while (reaped.unmapped != NULL) {
+        struct gp__retired *item = reaped.unmapped;
+        size_t size = item->bytes;
+        reaped.unmapped = item->next;
+        if (gp__return_chunk(pool, (struct gp__mapping *)item, &pool->retiring_bytes, credit,
+                             NULL) == GP_OK)
+            bytes += size;
+    }
+    gp__mutex_lock(&pool->lock);
+    pool->deliveries--;
+    bool left = pool->retiring != NULL;
+    pthread_cond_broadcast(&pool->changed);
+    gp__mutex_unlock(&pool->lock);
+    if (left)
+        gp__pool_kick(pool);
+    if (returned != NULL)
+        *returned = bytes;
+    return status;
+}
+
+/* ---- the reaper's part -------------------------------------------------------------------- */
+
+void gp__pool_kick(gp_pool *pool)
+{
+    if ((pool->flags & GP_POOL_NO_REAPER) == 0 && !gp__reaper_is_self())
+        gp__reaper_kick(&pool->reaper);
+}
+
+/* Takes what the reaper should look at, and the owners whose fences it should record. lock: held. */
+static struct gp__retired *take_work(gp_pool *pool, struct gp__owners *owners)
+{
+    struct gp__retired *list = gp__retiring_take(pool);
+    *owners = (struct gp__owners){pool->record_slots, gp__timeline_now(&pool->timeline)};
+    pool->record_slots = 0;
+    for (const struct gp__retired *item = list; item != NULL; item = item->next)
+        owners->slots |= item->owners.slots;
+    return list;
+}
+
+static void record_and_poll(gp_pool *pool, struct gp__owners owners)
+{
+    gp_device *device = pool->device;
+    struct gp__entry entry;
+    if (device->driver->enter(device, &entry, NULL) != GP_OK)
+        return;
+    gp__timeline_record(&pool->timeline, owners, NULL);
+    gp__mutex_lock(&pool->lock);
+    gp__timeline_poll(&pool->timeline);
+    gp__mutex_unlock(&pool->lock);
+    device->driver->leave(device, &entry);
+}
+
+uint64_t gp__pool_service(void *context)
+{
+    gp_pool *pool = context;
+    struct gp__owners owners;
+    if (gp__is_exiting())
+        return UINT64_MAX;
+    if (__atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE))
+        return gp__pool_close_orphan(pool);
+    gp__mutex_lock(&pool->lock);
+    struct gp__retired *list = take_work(pool, &owners);
+    pool->deliveries++;
+    gp__mutex_unlock(&pool->lock);
+    if (owners.slots != 0)
+        record_and_poll(pool, owners);
+    size_t returned = 0;
+    if (list != NULL)
+        gp__retire_finish(pool, list, GP__REAP_READY, NULL, NULL, &returned, NULL);
+    gp__mutex_lock(&pool->lock);
+    pool->deliveries--;
+    pthread_cond_broadcast(&pool->changed);
+    uint64_t delay = pool->service_delay * 2;
+    if (returned > 0 || delay < SERVICE_DELAY_MIN_NS)
+        delay = SERVICE_DELAY_MIN_NS;
+    if (delay > SERVICE_DELAY_MAX_NS)
+        delay = SERVICE_DELAY_MAX_NS;
+    pool->service_delay = delay;
+    bool more = pool->retiring != NULL;
+    gp__mutex_unlock(&pool->lock);
+    return more ? delay : UINT64_MAX;
+}
