@@ -37,16 +37,18 @@
  * CHUNK STATES. gp__chunk_move() (chunk.c) is the one function that changes them and it asserts
  * that the step is legal.
  *
- *   IDLE ---gp__backing_alloc---> SUPPLIED ---grow---> MAPPED ---retire---> RETIRING
- *    ^                               |                   ^                     |  |
- *    |                               |                   +---wanted again------+  | gp__reap
- *    |                               v                                            v
- *    +------gp__backing_free----- UNMAPPED <--------------------------------------+
- *    |                               |
- *    |                               +---free raised---> UNRETURNED ---retry---> UNMAPPED
- *    +--gp_chunk_close--> CLOSED
+ *   IDLE --gp__backing_supply--> SUPPLIED ----grow----> MAPPED ---retire---> RETIRING
+ *    |  ^                           |                     ^                     |  |
+ *    |  |                           | undone              +---wanted again------+  | gp__reap
+ *    |  |                           v                                              v
+ *    |  +---gp__backing_return--- UNMAPPED <---------------------------------------+
+ *    |                              ^
+ *    +--its free failed--> UNRETURNED (another try)
+ *    +--gp_chunk_close---> CLOSED
  *   SUPPLIED, RETIRING ---an undo failed in the driver---> ABANDONED
  *
+ *   A chunk is IDLE before the backing's free runs, because that function may hand it to another pool
+ *   on another thread before it returns. If it fails instead, the chunk becomes UNRETURNED.
  *   "returned" is IDLE again: the same chunk may be supplied once more, so ledgers use its id
  *   together with its generation, which counts acceptances.
  *

@@ -4,6 +4,8 @@
  * A thread takes locks in strictly rising rank; it calls out (backing, Python, blocking driver call,
  * wait) holding none. The witness (GP_TESTING) keeps the ranks a thread holds and reports the first
  * breach to a handler; without it the wrappers are plain pthread calls.
+ * One exception: the registry's lock is held while a device is opened, which keeps only other openers
+ * waiting.
  *
  *   rank               lock                                       owner
  *   GP__RANK_REGISTRY  open devices                               backing/device.c

@@ -55,6 +55,14 @@ static gp_status get_fence(struct gp__timeline *timeline, uintptr_t context, str
     return GP_OK;
 }
 
+/* A fence that left its stream's list: spare, unless threads still wait for its event. */
+static void let_go(struct gp__timeline *timeline, struct gp__fence *fence)
+{
+    fence->passed = fence->waiters > 0;
+    if (!fence->passed)
+        put_spare(timeline, fence);
+}
+
 static void update_slot(struct gp__timeline *timeline, int slot)
 {
     uint64_t least = UINT64_MAX;
@@ -83,7 +91,7 @@ bool gp__timeline_poll(struct gp__timeline *timeline)
             struct gp__fence *fence = stream->fences;
             stream->fences = fence->next;
             pass(timeline, stream, fence->ticket);
-            put_spare(timeline, fence);
+            let_go(timeline, fence);
             moved = true;
         }
     }
@@ -223,13 +231,28 @@ static gp_status wait_event(struct gp__timeline *timeline, gp__event *event,
     return status;
 }
 
-/* The event to wait for next: of an owner that has not passed and has a fence in flight. */
-static gp__event *next_to_wait(const struct gp__timeline *timeline, struct gp__owners owners)
+/* Waits a slice for a fence that other threads may see passing too. lock: held, dropped inside. */
+static gp_status wait_fence(struct gp__timeline *timeline, struct gp__fence *fence,
+                            const struct gp__interrupt *interrupt, gp_error *error)
+{
+    fence->waiters++;
+    gp__mutex_unlock(timeline->lock);
+    gp_status status = wait_event(timeline, fence->event, interrupt, error);
+    gp__mutex_lock(timeline->lock);
+    if (--fence->waiters == 0 && fence->passed) {
+        fence->passed = false;
+        put_spare(timeline, fence);
+    }
+    return status;
+}
+
+/* The fence to wait for next: of an owner that has not passed. */
+static struct gp__fence *next_to_wait(const struct gp__timeline *timeline, struct gp__owners owners)
 {
     for (const gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
         if (stream->slot != GP__SLOT_NONE && (owners.slots >> stream->slot & 1) != 0 &&
             stream->passed < owners.ticket && stream->fences != NULL)
-            return stream->fences->event;
+            return stream->fences;
     }
     return NULL;
 }
@@ -243,16 +266,12 @@ static gp_status wait_seen(struct gp__timeline *timeline, struct gp__owners owne
     while (status == GP_OK || status == GP_NOT_READY) {
         gp__timeline_poll(timeline);
         owners = gp__timeline_remaining(timeline, owners);
-        gp__event *event = next_to_wait(timeline, owners);
-        if (event == NULL) {
+        struct gp__fence *fence = next_to_wait(timeline, owners);
+        if (fence == NULL) {
             status = owners.slots == 0 ? GP_OK : GP_NOT_READY;
             break;
         }
-        gp__mutex_unlock(timeline->lock);
-        /* Another thread's poll may make the event spare meanwhile, or record it anew: then this
-         * slice waits for nothing or a little too long, and the next poll sees the truth. */
-        status = wait_event(timeline, event, interrupt, error);
-        gp__mutex_lock(timeline->lock);
+        status = wait_fence(timeline, fence, interrupt, error);
     }
     gp__mutex_unlock(timeline->lock);
     return status;
@@ -352,7 +371,7 @@ static void unlink_stream(struct gp__timeline *timeline, gp_stream *stream)
     while (stream->fences != NULL) {
         struct gp__fence *fence = stream->fences;
         stream->fences = fence->next;
-        put_spare(timeline, fence);
+        let_go(timeline, fence);
     }
     int slot = stream->slot;
     stream->slot = GP__SLOT_NONE;

@@ -16,7 +16,9 @@ static uint64_t bit_of(int slot)
 void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct gp__mutex *lock,
                        uint64_t (*slots_in_use)(void *context), void *context)
 {
-    *timeline = (struct gp__timeline){.device = device,
+    static uint64_t timelines;
+    *timeline = (struct gp__timeline){.number = __atomic_add_fetch(&timelines, 1, __ATOMIC_RELAXED),
+                                      .device = device,
                                       .lock = lock,
                                       .clock = 1,
                                       .slots_in_use = slots_in_use,
@@ -46,7 +48,7 @@ void gp__timeline_destroy(struct gp__timeline *timeline)
         timeline->streams = stream->next;
         destroy_fences(timeline, stream->fences);
         stream->fences = NULL;
-        stream->timeline = NULL;
+
         gp_stream_release(stream);
     }
 }
@@ -98,7 +100,7 @@ gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, g
         }
         mark_gone(timeline, &key);
         *stream = (gp_stream){.key = key,
-                              .timeline = timeline,
+                              .timeline = timeline->number,
                               .references = 1,
                               .thread = key.thread_bound ? gp__thread_id() : 0,
                               .slot = GP__SLOT_NONE,

@@ -30,6 +30,9 @@ struct gp__fence {
     gp__event *event;
     uintptr_t context;
     uint64_t ticket;
+    unsigned
+        waiters; /* threads that wait for the event; it is not recorded anew while there are any */
+    bool passed; /* out of its stream's list; the last waiter makes it spare */
     struct gp__fence *next;
 };
 
@@ -41,7 +44,7 @@ enum gp__stream_state {
 
 struct gp_stream {
     struct gp__stream_key key;
-    struct gp__timeline *timeline; /* NULL once that is destroyed */
+    uint64_t timeline; /* the number of the timeline it belongs to */
     uint64_t references; /* atomic; the timeline's list holds one */
     uint64_t thread; /* gp__thread_id() of the owner when key.thread_bound */
     int slot; /* GP__SLOT_NONE while it owns nothing we know of */
@@ -54,6 +57,7 @@ struct gp_stream {
 };
 
 struct gp__timeline {
+    uint64_t number; /* unique in the process: tells its streams from those of others */
     gp_device *device;
     struct gp__mutex *lock; /* the pool's */
     uint64_t clock; /* the ticket that a stamp made now gets; starts at 1 */

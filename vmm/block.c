@@ -69,8 +69,8 @@ static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, gp
     if (status != GP_OK)
         return status;
     if (gp_pool_is_closed(pool))
-        return gp__pool_usable(pool, false, error);
-    if (stream == NULL || stream->timeline != &pool->timeline)
+        return gp__pool_closed_error(pool, error);
+    if (stream == NULL || stream->timeline != pool->timeline.number)
         return gp_error_set(error, GP_ERR_ARGUMENT,
                             "the stream belongs to another pool than '%s'; get it from "
                             "gp_pool_stream()",
@@ -182,7 +182,7 @@ gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsi
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK || address == 0)
         return status;
-    if (stream != NULL && stream->timeline != &pool->timeline)
+    if (stream != NULL && stream->timeline != pool->timeline.number)
         return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
                             pool->name);
     gp__mutex_lock(&pool->lock);
@@ -211,7 +211,7 @@ gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *str
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK || address == 0)
         return status;
-    if (stream == NULL || stream->timeline != &pool->timeline)
+    if (stream == NULL || stream->timeline != pool->timeline.number)
         return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
                             pool->name);
     gp__mutex_lock(&pool->lock);

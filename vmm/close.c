@@ -23,16 +23,39 @@ gp_status gp__pool_enter(const gp_pool *pool, gp_error *error)
     return gp__check_process(error);
 }
 
+gp_status gp__pool_closed_error(const gp_pool *pool, gp_error *error)
+{
+    return gp__state_error(error, GP_REASON_CLOSED, "pool '%s' is closed", pool->name);
+}
+
 gp_status gp__pool_usable(const gp_pool *pool, bool growing, gp_error *error)
 {
     if (pool->closing || pool->closed)
-        return gp__state_error(error, GP_REASON_CLOSED, "pool '%s' is closed", pool->name);
+        return gp__pool_closed_error(pool, error);
     if (growing && pool->poisoned)
         return gp__state_error(error, GP_REASON_POISONED,
                                "pool '%s' cannot grow any more: the driver refused to undo a step, "
                                "and %zu bytes were abandoned; close it and make a new one",
                                pool->name, pool->abandoned_bytes);
     return GP_OK;
+}
+
+gp_status gp__pool_visit(gp_pool *pool, gp_error *error)
+{
+    gp__mutex_lock(&pool->lock);
+    gp_status status = gp__pool_usable(pool, false, error);
+    if (status == GP_OK)
+        pool->deliveries++;
+    gp__mutex_unlock(&pool->lock);
+    return status;
+}
+
+void gp__pool_leave(gp_pool *pool)
+{
+    gp__mutex_lock(&pool->lock);
+    pool->deliveries--;
+    pthread_cond_broadcast(&pool->changed);
+    gp__mutex_unlock(&pool->lock);
 }
 
 gp_status gp__pool_sleep(gp_pool *pool, gp_error *error)
@@ -89,7 +112,10 @@ void gp__pool_record_here(gp_pool *pool, struct gp__owners owners)
     struct gp__entry entry;
     if (device->driver->enter(device, &entry, NULL) != GP_OK)
         return;
-    gp__timeline_record(&pool->timeline, owners, NULL);
+    if (gp__pool_visit(pool, NULL) == GP_OK) {
+        gp__timeline_record(&pool->timeline, owners, NULL);
+        gp__pool_leave(pool);
+    }
     device->driver->leave(device, &entry);
 }
 
@@ -251,44 +277,67 @@ static gp_status empty(gp_pool *pool, const struct gp__interrupt *interrupt, gp_
     return left || status == GP_ERR_INTERRUPTED ? status : GP_OK;
 }
 
-static void free_tables(gp_pool *pool)
+/* What a closed pool owned, taken out under the lock so that threads that come late find it empty. */
+struct remains {
+    struct gp__timeline timeline;
+    struct gp__segment *segments;
+    struct gp__span *spans;
+    struct gp__span **index;
+};
+
+/* lock: held. */
+static void take_remains(gp_pool *pool, struct remains *remains)
 {
-    gp__segments_free(pool);
-    while (pool->spare_spans != NULL) {
-        struct gp__span *span = pool->spare_spans;
-        pool->spare_spans = span->next;
-        gp__free(span);
-    }
+    *remains = (struct remains){pool->timeline, pool->segments, pool->spare_spans, pool->index};
+    pool->timeline.streams = NULL;
+    pool->timeline.spare = NULL;
+    pool->timeline.stream_count = 0;
+    pool->segments = NULL;
+    pool->spare_spans = NULL;
     pool->spare_span_count = 0;
-    gp__free(pool->index);
     pool->index = NULL;
     pool->index_size = 0;
+    pool->holes = (struct gp__tree){NULL};
     for (int bin = 0; bin < GP__BIN_COUNT; bin++)
         pool->bins[bin] = (struct gp__bin){{NULL}, NULL, NULL};
-    pool->holes = (struct gp__tree){NULL};
-    gp__timeline_destroy(&pool->timeline);
+}
+
+static void free_remains(gp_pool *pool, struct remains *remains)
+{
+    size_t freed = gp__segments_free(pool, remains->segments);
+    gp__timeline_destroy(&remains->timeline);
+    gp__free(remains->index);
+    while (remains->spans != NULL) {
+        struct gp__span *span = remains->spans;
+        remains->spans = span->next;
+        gp__free(span);
+    }
+    gp__mutex_lock(&pool->lock);
+    pool->address_bytes -= freed;
+    gp__mutex_unlock(&pool->lock);
 }
 
 static gp_status close_pool(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
 {
     gp_status status = start_close(pool, error);
-    while (status == GP_OK) {
+    for (bool done = false; status == GP_OK && !done;) {
         status = empty(pool, interrupt, error);
         gp__mutex_lock(&pool->lock);
-        bool done = pool->mapped_bytes == 0 && pool->retiring_bytes == 0;
+        done = pool->mapped_bytes == 0 && pool->retiring_bytes == 0 && pool->deliveries == 0;
         gp__mutex_unlock(&pool->lock);
-        if (done && status == GP_OK)
-            break;
     }
     if (status != GP_OK)
         return status;
     gp__reaper_remove(&pool->reaper);
+    struct remains remains;
     gp__mutex_lock(&pool->lock);
     bool first = !pool->closed;
-    pool->closed = true;
+    if (first)
+        take_remains(pool, &remains);
+    __atomic_store_n(&pool->closed, true, __ATOMIC_RELEASE);
     gp__mutex_unlock(&pool->lock);
     if (first)
-        free_tables(pool);
+        free_remains(pool, &remains);
     return GP_OK;
 }
 

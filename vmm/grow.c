@@ -417,7 +417,8 @@ gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *
         status = map(pool, &claim, error);
     if (status == GP_OK) {
         gp__mutex_lock(&pool->lock);
-        status = gp__pool_usable(pool, true, error);
+        /* Others may have used up the spare descriptors, and the pool may not want to grow any more. */
+        status = prepare(pool, error);
         if (status == GP_OK)
             *out = publish(growth, &claim);
         gp__mutex_unlock(&pool->lock);

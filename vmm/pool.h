@@ -114,7 +114,7 @@ struct gp_pool {
     bool poisoned;
     bool reserving; /* a thread is adding a segment */
     unsigned growers; /* threads inside a growth */
-    unsigned deliveries; /* threads that hold retired chunks or are returning some */
+    unsigned deliveries; /* threads that hold retired chunks, return some, or use the timeline */
 
     struct gp__timeline timeline;
     struct gp__segment *segments;
@@ -146,10 +146,15 @@ struct gp_pool {
 /* ---- common (close.c) ---- */
 /* GP_OK, or GP_ERR_STATE forked or exiting. No lock, no driver. */
 gp_status gp__pool_enter(const gp_pool *pool, gp_error *error);
+/* GP_ERR_STATE closed. */
+gp_status gp__pool_closed_error(const gp_pool *pool, gp_error *error);
 /* GP_OK, or GP_ERR_STATE closed or poisoned. lock: held. */
 gp_status gp__pool_usable(const gp_pool *pool, bool growing, gp_error *error);
 /* GP_ERR_REENTRANT inside a callback of this pool on this thread. */
 gp_status gp__pool_not_inside(const gp_pool *pool, const char *operation, gp_error *error);
+/* Counts this thread among those that close() waits for; GP_ERR_STATE when it is too late. */
+gp_status gp__pool_visit(gp_pool *pool, gp_error *error);
+void gp__pool_leave(gp_pool *pool);
 /* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the hook says so. lock: held, dropped inside. */
 gp_status gp__pool_sleep(gp_pool *pool, gp_error *error);
 /* Looks at fences and refiles what has passed. lock: dropped. */
@@ -193,8 +198,9 @@ void gp__span_settle(gp_pool *pool);
 /* Reserves a segment that holds `bytes`: of the pool's address space what is left, halved while the
  * device refuses. lock: held, dropped inside. */
 gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error);
-/* Frees the addresses and forgets the segments; those that are lost or refused stay reserved. */
-void gp__segments_free(gp_pool *pool);
+/* Frees the addresses and the descriptions of segments that the pool no longer lists; those that are lost
+ * or refused stay reserved. Returns the bytes freed. lock: not held. */
+size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments);
 struct gp__segment *gp__segment_of(const gp_pool *pool, uintptr_t va);
 struct gp__mapping *gp__mapping_at(const gp_pool *pool, const struct gp__segment *segment,
                                    uintptr_t va);

@@ -113,6 +113,7 @@ static void carve(gp_pool *pool, const struct gp__mapping *mapping)
     }
     while (span->va + span->bytes < end) {
         gp__span_unfile(pool, span->next);
+        span->owners = span->next->owners; /* of the last one, for what is cut off behind it */
         gp__span_join(pool, span);
     }
     if (span->va + span->bytes > end)

@@ -92,7 +92,8 @@ gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error)
     return GP_OK;
 }
 
-static void drop_segment(gp_pool *pool, struct gp__segment *segment)
+/* Returns the bytes of addresses that were freed. */
+static size_t drop_segment(gp_pool *pool, struct gp__segment *segment)
 {
     for (struct gp__span *span = segment->first; span != NULL;) {
         struct gp__span *next = span->next;
@@ -100,21 +101,25 @@ static void drop_segment(gp_pool *pool, struct gp__segment *segment)
         span = next;
     }
     gp_device *device = pool->device;
-    if (!segment->lost &&
+    bool freed =
+        !segment->lost &&
         (device->driver->free_address(device, segment->va, segment->bytes, NULL) == GP_OK ||
-         device->driver->free_address(device, segment->va, segment->bytes, NULL) == GP_OK))
-        pool->address_bytes -= segment->bytes;
+         device->driver->free_address(device, segment->va, segment->bytes, NULL) == GP_OK);
+    size_t bytes = freed ? segment->bytes : 0;
     gp__free(segment->pages);
     gp__free(segment);
+    return bytes;
 }
 
-void gp__segments_free(gp_pool *pool)
+size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments)
 {
-    while (pool->segments != NULL) {
-        struct gp__segment *segment = pool->segments;
-        pool->segments = segment->next;
-        drop_segment(pool, segment);
+    size_t freed = 0;
+    while (segments != NULL) {
+        struct gp__segment *segment = segments;
+        segments = segment->next;
+        freed += drop_segment(pool, segment);
     }
+    return freed;
 }
 
 struct gp__segment *gp__segment_of(const gp_pool *pool, uintptr_t va)

@@ -153,10 +153,12 @@ gp_status gp_pool_stream(gp_pool *pool, uintptr_t handle, gp_stream **out, gp_er
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK)
         return status;
-    gp__mutex_lock(&pool->lock);
-    status = gp__pool_usable(pool, false, error);
-    gp__mutex_unlock(&pool->lock);
-    return status == GP_OK ? gp__timeline_stream(&pool->timeline, handle, out, error) : status;
+    status = gp__pool_visit(pool, error);
+    if (status != GP_OK)
+        return status;
+    status = gp__timeline_stream(&pool->timeline, handle, out, error);
+    gp__pool_leave(pool);
+    return status;
 }
 
 gp_status gp_pool_forget_stream(gp_pool *pool, uintptr_t handle, gp_error *error)
@@ -165,7 +167,11 @@ gp_status gp_pool_forget_stream(gp_pool *pool, uintptr_t handle, gp_error *error
     gp_status status = gp_pool_stream(pool, handle, &stream, error);
     if (status != GP_OK)
         return status;
-    status = gp__timeline_forget(&pool->timeline, stream, &pool->interrupt, error);
+    status = gp__pool_visit(pool, error);
+    if (status == GP_OK) {
+        status = gp__timeline_forget(&pool->timeline, stream, &pool->interrupt, error);
+        gp__pool_leave(pool);
+    }
     gp_stream_release(stream);
     return status;
 }
@@ -189,10 +195,7 @@ gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *e
                              NULL) == GP_OK)
             bytes += size;
     }
-    gp__mutex_lock(&pool->lock);
-    pool->deliveries--;
-    pthread_cond_broadcast(&pool->changed);
-    gp__mutex_unlock(&pool->lock);
+    gp__pool_leave(pool);
     if (returned != NULL)
         *returned = bytes;
     return GP_OK;
