@@ -192,7 +192,8 @@ gp_chunk *gp_chunk_retain(gp_chunk *chunk);
 /* Drops a reference; the last one releases the physical memory (may block: hold no lock). After
  * gp_begin_exit() or in a forked child the driver is left alone. NULL is allowed. */
 void gp_chunk_release(gp_chunk *chunk);
-/* Releases the physical memory now. GP_ERR_STATE (in use) while a pool holds it; no-op when closed. */
+/* Releases the physical memory now; no-op when closed. GP_ERR_STATE: in use while a pool holds it, or
+ * forked, or exiting. */
 gp_status gp_chunk_close(gp_chunk *chunk, gp_error *error);
 bool gp_chunk_is_closed(const gp_chunk *chunk);
 /* True while a pool holds it: accepted and not yet returned. */
@@ -200,7 +201,8 @@ bool gp_chunk_is_in_use(const gp_chunk *chunk);
 size_t gp_chunk_size(const gp_chunk *chunk);
 gp_device *gp_chunk_device(const gp_chunk *chunk);
 gp_location gp_chunk_location(const gp_chunk *chunk);
-uint64_t gp_chunk_handle(const gp_chunk *chunk); /* the driver's number; on host an address */
+/* The driver's number for the memory; on host the address of a description, not of the memory. */
+uint64_t gp_chunk_handle(const gp_chunk *chunk);
 uint64_t gp_chunk_id(const gp_chunk *chunk); /* unique in the process, never reused */
 uint64_t gp_chunk_generation(const gp_chunk *chunk); /* how often a pool has accepted it */
 /* One pointer for whoever wraps the chunk in another language. Borrowed: growpool never touches
@@ -247,8 +249,8 @@ void gp_backing_release(gp_backing *backing); /* NULL is allowed; may call destr
 /* Chunks straight from the device (or from host memory near it); free releases them. */
 gp_status gp_backing_device(gp_location location, gp_backing **out, gp_error *error);
 
-/* Keeps up to `keep_bytes` of returned chunks and hands them out again when size, device and
- * location of the request match; the oldest go back to `inner` first. When `inner` has no memory,
+/* Keeps up to `keep_bytes` of returned chunks and hands them out again when size and device of the
+ * request match; the oldest go back to `inner` first. When `inner` has no memory,
  * everything kept is given back and `inner` is asked once more. Retains `inner`. */
 gp_status gp_backing_caching(gp_backing *inner, size_t keep_bytes, gp_backing **out,
                              gp_error *error);
@@ -259,8 +261,10 @@ size_t gp_backing_cached_bytes(const gp_backing *backing);
 gp_status gp_backing_trim(gp_backing *backing, size_t keep_bytes, size_t *released,
                           gp_error *error);
 
-/* Calls the backing directly, with the whole contract kept around the call: context current,
- * relaxed capture mode, answer checked. What pools use, and what compositions may use. */
+/* Calls the backing directly, with the whole contract kept around the call: context current, relaxed
+ * capture mode, answer checked. For backings made of backings: the chunk stays IDLE, and only the pool
+ * at the end of the chain accepts it. Lending a chunk that a pool holds back to gp_backing_free() is
+ * GP_ERR_STATE (in use). */
 gp_status gp_backing_alloc(gp_backing *backing, const gp_request *request, gp_chunk **out,
                            gp_error *error);
 gp_status gp_backing_free(gp_backing *backing, gp_chunk *chunk, const gp_request *request,

@@ -20,7 +20,7 @@ enum gp__chunk_state {
 };
 
 /* Takes the step from -> to atomically. False, and nothing changed, when the chunk is not in `from`:
- * only IDLE -> SUPPLIED and IDLE -> CLOSED may lose such a race; elsewhere the pool is sole owner and
+ * only the steps from IDLE may lose such a race; elsewhere the pool is sole owner and
  * callers assert the result. Asserts that the step is in the drawing. Moving to SUPPLIED counts a
  * generation. */
 bool gp__chunk_move(gp_chunk *chunk, enum gp__chunk_state from, enum gp__chunk_state to);

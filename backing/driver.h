@@ -96,6 +96,8 @@ struct gp_device {
     uintptr_t context; /* default context of the device, as in gp__stream_key; 0 where none */
     bool host_accessible;
     bool device_accessible;
+    bool
+        ended_streams_passed; /* a stream that no longer resolves has no work left (host, not CUDA) */
     char name[24];
     void *state; /* the implementation's own */
 };
