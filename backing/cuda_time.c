@@ -167,8 +167,9 @@ gp_status gp__cuda_stream_capturing(gp_device *device, const struct gp__stream_k
     if (code == GP__CUDA_SUCCESS)
         code = cuda->api->cuStreamIsCapturing(stream_of(stream->handle), &capture);
     gp__cuda_scope_leave(cuda->api, &scope);
-    if (code == GP__CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
-        *capturing = true;
+    if (code == GP__CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || gp__cuda_is_dead(code)) {
+        /* Nothing captures in a dead context, and its pools must still close. */
+        *capturing = !gp__cuda_is_dead(code);
         return GP_OK;
     }
     if (code != GP__CUDA_SUCCESS)

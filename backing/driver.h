@@ -63,9 +63,12 @@ struct gp__driver {
     /* GP_ERR_ARGUMENT for a handle that is no stream of this device. */
     gp_status (*stream_resolve)(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                 gp_error *error);
-    /* *capturing also when the answer is "implicitly": the legacy stream beside a blocking capture. */
+    /* *capturing also when the answer is "implicitly": the legacy stream beside a blocking capture. In a
+     * dead context (a sticky error, or destroyed) nothing captures, and events are made and recorded
+     * with success and have passed. */
     gp_status (*stream_capturing)(gp_device *device, const struct gp__stream_key *stream,
                                   bool *capturing, gp_error *error);
+    /* Both may block. */
     gp_status (*event_create)(gp_device *device, uintptr_t context, gp__event **out,
                               gp_error *error);
     void (*event_destroy)(gp_device *device, gp__event *event);

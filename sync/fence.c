@@ -98,12 +98,19 @@ bool gp__timeline_poll(struct gp__timeline *timeline)
     return moved;
 }
 
-/* Whether the handle still names this stream; what it names now is not ours to fence. */
-static bool still_names(gp_device *device, const gp_stream *stream)
+enum fate { HERE, ENDED, REPLACED };
+
+/* What became of the stream: a fence may only go into the very stream that was resolved. A device that
+ * cannot answer is asked to record all the same, and says itself what is wrong. */
+static enum fate fate_of(gp_device *device, const gp_stream *stream)
 {
     struct gp__stream_key now;
-    return device->driver->stream_resolve(device, stream->key.handle, &now, NULL) != GP_OK ||
-           (now.id == stream->key.id && now.context == stream->key.context);
+    gp_status status = device->driver->stream_resolve(device, stream->key.handle, &now, NULL);
+    if (status == GP_ERR_ARGUMENT)
+        return ENDED;
+    if (status != GP_OK)
+        return HERE;
+    return now.id == stream->key.id && now.context == stream->key.context ? HERE : REPLACED;
 }
 
 /* Records a fence on one stream. lock: held, dropped inside. */
@@ -117,15 +124,17 @@ static gp_status record_one(struct gp__timeline *timeline, gp_stream *stream, gp
     uint64_t ticket = timeline->clock++;
     gp__mutex_unlock(timeline->lock);
     bool capturing = false;
-    bool named = still_names(device, stream);
-    if (named)
+    enum fate fate = fate_of(device, stream);
+    if (fate == HERE)
         status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
-    if (named && status == GP_OK && !capturing)
+    if (fate == HERE && status == GP_OK && !capturing)
         status = device->driver->event_record(device, fence->event, &stream->key, error);
     gp__mutex_lock(timeline->lock);
-    if (!named)
+    if (fate == ENDED && device->ended_streams_passed)
+        pass(timeline, stream, ticket);
+    else if (fate != HERE)
         gp__timeline_lose(timeline, stream);
-    if (!named || capturing || status != GP_OK) {
+    if (fate != HERE || capturing || status != GP_OK) {
         put_spare(timeline, fence);
         return !capturing ? status
                           : gp_error_set(error, GP_ERR_CAPTURE,
@@ -203,9 +212,10 @@ gp_status gp__timeline_check_capture(struct gp__timeline *timeline, struct gp__o
         bool capturing = false;
         if ((!owner && !all) || !can_fence(stream))
             continue;
-        /* Never blocks (stream.h), so the lock may stay. A stream that cannot be asked is dealt with
+        /* Never block (stream.h), so the lock may stay. A stream that cannot be asked is dealt with
          * when its fence is recorded. */
-        if (device->driver->stream_capturing(device, &stream->key, &capturing, NULL) == GP_OK &&
+        if (fate_of(device, stream) == HERE &&
+            device->driver->stream_capturing(device, &stream->key, &capturing, NULL) == GP_OK &&
             capturing)
             status = capture_error(error, stream->key.handle);
     }

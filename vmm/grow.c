@@ -19,7 +19,7 @@ struct claim {
     size_t new_bytes;
     struct gp__retired *mappings; /* accepted chunks, by address */
     struct gp__retired **tail;
-    struct gp__retired *mapped_end; /* mappings before this one are mapped in the driver */
+    size_t mapped_count; /* of those, how many are mapped in the driver */
 };
 
 static size_t smaller(size_t a, size_t b)
@@ -114,7 +114,6 @@ static gp_status ask_one(struct gp__growth *growth, size_t left, size_t *cap,
         if (status != GP_ERR_OUT_OF_MEMORY)
             return status;
         growth->refusals++;
-        growth->obstacle = GP__OBSTACLE_BACKING;
         bool least = pool->chunk_size != 0 || request.size <= pool->page;
         if (!growth->halve || least || growth->refusals >= MAX_REFUSALS)
             return status;
@@ -185,13 +184,12 @@ static gp_status set_access(gp_pool *pool, const struct gp__retired *item, gp_er
 static gp_status map(gp_pool *pool, struct claim *claim, gp_error *error)
 {
     gp_device *device = pool->device;
-    for (claim->mapped_end = claim->mappings; claim->mapped_end != NULL;
-         claim->mapped_end = claim->mapped_end->next) {
-        struct gp__retired *item = claim->mapped_end;
+    for (struct gp__retired *item = claim->mappings; item != NULL; item = item->next) {
         gp_status status = device->driver->map(device, item->va, item->bytes,
                                                gp__chunk_memory(item->chunk), error);
         if (status != GP_OK)
             return status;
+        claim->mapped_count++;
     }
     return set_access(pool, claim->mappings, error);
 }
@@ -247,11 +245,11 @@ static void undo(struct gp__growth *growth, struct claim *claim)
 {
     gp_pool *pool = growth->pool;
     size_t not_asked = claim->new_bytes;
-    bool mapped = true;
     for (struct gp__retired *item = claim->mappings; item != NULL;) {
         struct gp__retired *next = item->next;
         not_asked -= item->bytes;
-        mapped = mapped && item != claim->mapped_end;
+        bool mapped = claim->mapped_count > 0;
+        claim->mapped_count -= mapped;
         if (mapped && !undo_map(pool, item))
             abandon(pool, item);
         else
@@ -413,6 +411,8 @@ gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *
     if (status != GP_NOT_READY)
         return status;
     status = ask(growth, &claim, error);
+    if (status == GP_ERR_OUT_OF_MEMORY)
+        growth->obstacle = GP__OBSTACLE_BACKING;
     if (status == GP_OK)
         status = map(pool, &claim, error);
     if (status == GP_OK) {

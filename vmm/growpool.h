@@ -186,7 +186,7 @@ gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out, g
 /* Call before destroying a stream: waits for its work and lets go of it. Blocks allocated on it stay
  * alive and have no owner until they are freed with another stream. */
 gp_status gp_pool_forget_stream(gp_pool *pool, uintptr_t handle, gp_error *error);
-/* Tries again to return chunks whose free failed; *returned (may be NULL) is bytes that went. */
+/* Tries again to return chunks whose free failed (they count against the limit until then); *returned (may be NULL) is bytes that went. */
 gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *error);
 /* Copies references to the unreturned chunks into chunks[0..capacity) and returns how many there are. */
 size_t gp_pool_unreturned(gp_pool *pool, gp_chunk **chunks, size_t capacity);

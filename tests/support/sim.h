@@ -13,10 +13,11 @@
  *             map, release or query of a junk or released handle; use of a destroyed stream; unmap of
  *             what is not mapped; half a mapping; map over a mapping or outside a reservation; a
  *             partial free of a reservation; free of addresses with mappings left; record in a
- *             capturing stream; query, wait or context-wide record that invalidates a capture
+ *             capturing stream, or of a stream whose handle names another stream by now; query, wait or context-wide record that invalidates a capture
  *             (outside relaxed mode, or always for an implicit one); record on a thread-bound stream
- *             from another thread; any call in a forked child; any call under a growpool lock that
- *             may block; unbalanced enter and leave; destroying an event twice.
+ *             from another thread; record, query or wait outside enter; any call in a forked child;
+ *             unbalanced enter and leave; destroying an event twice. A call that may block under a
+ *             growpool lock is reported by the witness of lock.h instead.
  *             Where the real driver returns an error instead of crashing the call also returns that
  *             error, so error paths can be seen with the handler set to counting.
  * WORK        completes in order on each stream, only through gp__sim_complete*(), or, in
@@ -56,6 +57,8 @@ void gp__sim_register(void);
 typedef void (*gp__sim_violation_handler)(void *context, const char *message);
 /* NULL restores the default: print the message, the last 20 log lines, and abort. */
 void gp__sim_on_violation(gp__sim *sim, gp__sim_violation_handler handler, void *context);
+/* Prints the latest 20 calls to stderr, as the default handler does before it aborts. */
+void gp__sim_print_latest(const gp__sim *sim);
 uint64_t gp__sim_violations(const gp__sim *sim);
 /* The latest violation's message, or "". */
 const char *gp__sim_violation_text(const gp__sim *sim);
@@ -75,6 +78,11 @@ size_t gp__sim_complete(gp__sim *sim, uintptr_t handle, size_t count);
 void gp__sim_complete_all(gp__sim *sim);
 size_t gp__sim_pending(const gp__sim *sim, uintptr_t handle);
 size_t gp__sim_pending_all(const gp__sim *sim);
+/* True when pending work touches [va, va + bytes) on any stream but the one with id `except_id` (0: any
+ * stream at all): memory that may not be handed to that stream yet. */
+bool gp__sim_busy(const gp__sim *sim, uintptr_t va, size_t bytes, uint64_t except_id);
+/* The id behind a handle now; 0 for a handle that is no stream. Handle 2: this thread's. */
+uint64_t gp__sim_stream_id(gp__sim *sim, uintptr_t handle);
 
 enum gp__sim_wait_mode {
     GP__SIM_WAIT_COMPLETES, /* the default: a wait lets the device run just far enough */
@@ -91,7 +99,8 @@ void gp__sim_capture_begin(gp__sim *sim, uintptr_t handle, enum gp__sim_capture_
 /* True when the capture is still valid. */
 bool gp__sim_capture_end(gp__sim *sim, uintptr_t handle);
 
-/* A sticky error: every later stream call reports it, pending work is gone, events have passed. */
+/* A sticky error: streams can no longer be resolved, pending work is gone, nothing captures, and events
+ * have passed, those recorded later too. Memory calls go on working. */
 void gp__sim_kill_context(gp__sim *sim);
 
 /* -- faults -- */
@@ -102,6 +111,9 @@ void gp__sim_then_fail_at(gp__sim *sim, uint64_t fail_at);
 /* Table calls counted since gp__sim_fail_at(); and how many of them were made to fail. */
 uint64_t gp__sim_fault_calls(const gp__sim *sim);
 uint64_t gp__sim_faults_fired(const gp__sim *sim);
+/* What a failed create reports: GP_ERR_OUT_OF_MEMORY (the default) or GP_ERR_DRIVER. Likewise reserve:
+ * GP_ERR_ADDRESS_SPACE (the default) or GP_ERR_DRIVER. */
+void gp__sim_fault_as_driver_error(gp__sim *sim, bool enabled);
 /* The name of the table call that the last fault hit, such as "set_access", or "". */
 const char *gp__sim_fault_name(const gp__sim *sim);
 /* Like running out of device memory at will: create fails from this many bytes in use on. */

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The largest n of each scenario in test_faults.c: {name, driver calls, host allocations}.
+ */
+/* clang-format off */
+{"create", 5, 5},
+{"first_allocation", 11, 11},
+{"grow_one_chunk", 10, 3},
+{"grow_many_chunks", 35, 19},
+{"small_and_large", 17, 9},
+{"refusals", 37, 8},
+{"cross_stream_reuse", 37, 5},
+{"record_stream", 45, 6},
+{"limit_reclaim", 45, 7},
+{"lower_limit", 35, 2},
+{"trim_wait", 35, 2},
+{"trim_no_wait", 35, 2},
+{"forget_stream", 10, 1},
+{"return_unreturned", 10, 0},
+{"close_idle", 41, 1},
+{"close_live", 47, 1},

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Named pieces of a pool's life, each with a preparation and one act that the fault sweeps make fail.
+ * It says what a scenario does and what must hold after it; how faults are injected is the tests'.
+ */
+#ifndef GP__SCENARIO_H
+#define GP__SCENARIO_H
+
+#include "model.h"
+
+enum {
+    SCENARIO_SHRINKS = 1, /* a failed act may have given idle memory back (V3) */
+    SCENARIO_CLOSES = 2, /* the act closes the pool: after a failure it takes no more work */
+    SCENARIO_RETURNS = 4 /* the act may have put chunks back partly: retiring or returned */
+};
+
+struct scenario_run {
+    struct world world;
+    struct model model;
+    uintptr_t block[8];
+    unsigned step; /* parts of the act that are done: a retry goes on from here */
+    size_t released; /* what the act reported */
+    uint64_t countdown; /* for the backing's knobs */
+};
+
+struct scenario {
+    const char *name;
+    struct world_options options;
+    unsigned shape; /* SCENARIO_* */
+    void (*prepare)(struct scenario_run *run);
+    gp_status (*act)(struct scenario_run *run, gp_error *error);
+    void (*verify)(struct scenario_run *run); /* after a successful act; may be NULL */
+};
+
+extern const struct scenario scenarios[];
+extern const size_t scenario_count;
+
+/* Makes the world and prepares it. */
+void scenario_begin(struct scenario_run *run, const struct scenario *scenario);
+/* After a successful act: everything that must hold. */
+void scenario_verify(struct scenario_run *run, const struct scenario *scenario);
+
+/* What a failed act must leave alone. */
+struct scenario_state {
+    bool open; /* the pool exists */
+    gp_pool_stats stats;
+    size_t block_count;
+    size_t step;
+};
+
+struct scenario_state scenario_state(const struct scenario_run *run);
+/* Compares with the state before, as far as the scenario's shape allows; checks the whole pool. */
+void scenario_check_unchanged(const struct scenario_run *run, const struct scenario *scenario,
+                              const struct scenario_state *before);
+
+#endif

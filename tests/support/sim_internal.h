@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the simulated driver: its ledger and the frame around each table call. Only sim*.c include
+ * this file; tests see sim.h.
+ */
+#ifndef GP__SIM_INTERNAL_H
+#define GP__SIM_INTERNAL_H
+
+#include "sim.h"
+
+#include <sys/types.h>
+
+#include "../../backing/lock.h"
+
+#define GP__SIM_LINE      192 /* bytes of a log line, its end included */
+#define GP__SIM_RING      32 /* latest lines kept for a violation's report, even with the log off */
+#define GP__SIM_MESSAGE   320
+#define GP__SIM_BASE_VA   UINT64_C(0x700000000000) /* made-up addresses: nothing is ever there */
+#define GP__SIM_CONTEXT   UINT64_C(0x51300000)
+#define GP__SIM_LEGACY_ID 1
+
+/* The driver's numbers for its errors, as in cuda.h. */
+enum gp__sim_code {
+    GP__SIM_SUCCESS = 0,
+    GP__SIM_INVALID_VALUE = 1,
+    GP__SIM_OUT_OF_MEMORY = 2,
+    GP__SIM_NOT_INITIALIZED = 3,
+    GP__SIM_INVALID_HANDLE = 400,
+    GP__SIM_NOT_READY = 600,
+    GP__SIM_ILLEGAL_ADDRESS = 700,
+    GP__SIM_NOT_SUPPORTED = 801,
+    GP__SIM_CAPTURE_UNSUPPORTED = 900,
+    GP__SIM_CAPTURE_IMPLICIT = 906,
+    GP__SIM_CAPTURED_EVENT = 907,
+    GP__SIM_UNKNOWN = 999
+};
+
+struct gp__sim_reservation {
+    uintptr_t va;
+    size_t bytes;
+};
+
+struct gp__sim_memory {
+    gp__memory handle; /* counts up, never reused: a released handle can be told from a live one */
+    size_t bytes;
+    gp_location location;
+    bool unreleased;
+    unsigned mappings;
+};
+
+struct gp__sim_mapping {
+    uintptr_t va;
+    size_t bytes;
+    gp__memory memory;
+    bool accessible;
+};
+
+/* One entry of a stream's queue: work on addresses, or the record of an event. */
+struct gp__sim_item {
+    struct gp__sim_item *next;
+    gp__event *event; /* NULL: work, or an event destroyed meanwhile */
+    uint64_t record; /* which record of the event this is */
+    uintptr_t va;
+    size_t bytes; /* 0 for a record */
+};
+
+struct gp__sim_capture {
+    bool active;
+    bool valid;
+    enum gp__sim_capture_mode mode;
+    uint64_t thread;
+};
+
+struct gp__sim_stream {
+    uintptr_t handle;
+    uint64_t id;
+    unsigned flags;
+    bool live; /* false once destroyed; its queue may still hold work */
+    uint64_t thread; /* owner of a per-thread default stream; 0 for the others */
+    struct gp__sim_capture capture;
+    struct gp__sim_item *first, *last;
+    size_t pending;
+    struct gp__sim_stream *next;
+};
+
+struct gp__event {
+    uint64_t record; /* counts records; queue items of earlier ones no longer matter */
+    size_t outstanding; /* items of the latest record that have not completed */
+    bool captured; /* recorded into a capture: it can never be queried */
+    bool destroyed; /* kept until the simulator ends, to catch a second destroy */
+    struct gp__event *next;
+};
+
+struct gp__sim_faults {
+    uint64_t calls;
+    uint64_t fail_at;
+    uint64_t then_at;
+    uint64_t second_at;
+    uint64_t fired;
+    bool forever;
+    bool as_driver_error;
+    const char *name;
+};
+
+struct gp__sim {
+    gp_device device;
+    struct gp__mutex mutex; /* guards everything below */
+    struct gp__sim_options options;
+    pid_t process;
+
+    struct gp__sim_reservation *reservations; /* by address */
+    size_t reservation_count, reservation_room;
+    size_t reserved_bytes;
+    struct gp__sim_memory *memories; /* by handle; those unreleased or mapped */
+    size_t memory_count, memory_room;
+    gp__memory next_memory;
+    size_t physical_bytes, unreleased_count;
+    struct gp__sim_mapping *mappings; /* by address */
+    size_t mapping_count, mapping_room;
+    size_t mapped_bytes;
+
+    struct gp__sim_stream *streams;
+    uint64_t next_id;
+    uintptr_t *free_handles; /* the next create takes the last one */
+    size_t free_handle_count, free_handle_room;
+    uintptr_t next_handle;
+    gp__event *events;
+    size_t event_count;
+    enum gp__sim_wait_mode wait_mode;
+    bool dead; /* sticky error */
+    size_t entered;
+    uint64_t calls;
+
+    struct gp__sim_faults faults;
+
+    gp__sim_violation_handler handler;
+    void *handler_context;
+    uint64_t violations;
+    char violation[GP__SIM_MESSAGE];
+
+    bool log_enabled;
+    char (*log)[GP__SIM_LINE];
+    size_t log_count, log_room;
+    char ring[GP__SIM_RING][GP__SIM_LINE];
+    uint64_t ring_count;
+};
+
+/* What is fixed about a table call: its name, whether it may block, and how an injected fault of it
+ * looks. fault_status GP_OK: it cannot fail. */
+struct gp__sim_kind {
+    const char *name;
+    bool may_block;
+    gp_status fault_status;
+    int fault_code;
+};
+
+/* The frame around one call. A violation found inside is reported after the lock is dropped, so that
+ * a handler may leave by longjmp and may use the simulator. */
+struct gp__sim_call {
+    gp__sim *sim;
+    const struct gp__sim_kind *kind; /* NULL: a test's own call (launch, complete...) */
+    gp_error *error;
+    bool forked;
+    bool fault;
+    bool violated;
+    char text[GP__SIM_LINE];
+    char violation[GP__SIM_MESSAGE];
+};
+
+/* Opens the frame: takes the lock, counts the call. False when a fault or a fork decided its outcome;
+ * then `return gp__sim_decided(call)`. */
+bool gp__sim_begin(struct gp__sim_call *call, gp__sim *sim, const struct gp__sim_kind *kind,
+                   gp_error *error, const char *format, ...) __attribute__((format(printf, 5, 6)));
+gp_status gp__sim_decided(struct gp__sim_call *call);
+/* Notes a violation of this call; the first one is the one reported. */
+void gp__sim_violate(struct gp__sim_call *call, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Adds to the line that will be logged for the call. */
+void gp__sim_note(struct gp__sim_call *call, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Closes the frame: logs, drops the lock, fills the error, reports the violation. */
+gp_status gp__sim_end(struct gp__sim_call *call, gp_status status, int code, uintptr_t va,
+                      size_t size);
+static inline gp_status gp__sim_end_ok(struct gp__sim_call *call)
+{
+    return gp__sim_end(call, GP_OK, GP__SIM_SUCCESS, 0, 0);
+}
+
+/* sim_fault.c. lock: held. */
+bool gp__sim_take_fault(gp__sim *sim, const struct gp__sim_kind *kind);
+/* sim_log.c. lock: held. */
+void gp__sim_log(gp__sim *sim, const char *line, bool table_call);
+
+/* Grows an array to hold one more entry; ends the process when the host has no memory. */
+void *gp__sim_room(void *array, size_t count, size_t *room, size_t entry);
+void *gp__sim_calloc(size_t bytes);
+/* A number for the calling thread, never 0, never reused. */
+uint64_t gp__sim_thread(void);
+/* True between enter and leave on this thread. */
+bool gp__sim_thread_is_relaxed(void);
+
+/* sim_stream.c. lock: held. */
+struct gp__sim_stream *gp__sim_find(gp__sim *sim, uintptr_t handle);
+struct gp__sim_stream *gp__sim_find_id(gp__sim *sim, uint64_t id);
+bool gp__sim_is_implicit(const gp__sim *sim, const struct gp__sim_stream *stream);
+void gp__sim_push(struct gp__sim_stream *stream, const struct gp__sim_item *item);
+void gp__sim_pop(struct gp__sim_call *call, struct gp__sim_stream *stream);
+const struct gp__sim_item *gp__sim_overlap(const gp__sim *sim, uintptr_t va, size_t bytes,
+                                           uint64_t except_id, uint64_t *stream_id);
+/* sim_memory.c. lock: held. */
+bool gp__sim_covered(const gp__sim *sim, uintptr_t va, size_t bytes);
+
+/* The table, from sim_memory.c, sim_stream.c and sim_event.c. */
+extern const struct gp__driver gp__sim_driver;
+
+gp_status gp__sim_memory_info(gp_device *device, size_t *free_bytes, size_t *total_bytes,
+                              gp_error *error);
+gp_status gp__sim_reserve(gp_device *device, size_t bytes, uintptr_t *va, gp_error *error);
+gp_status gp__sim_free_address(gp_device *device, uintptr_t va, size_t bytes, gp_error *error);
+gp_status gp__sim_create_memory(gp_device *device, size_t bytes, gp_location location,
+                                gp__memory *out, gp_error *error);
+gp_status gp__sim_release(gp_device *device, gp__memory memory, size_t bytes, gp_error *error);
+gp_status gp__sim_map(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
+                      gp_error *error);
+gp_status gp__sim_set_access(gp_device *device, uintptr_t va, size_t bytes, gp_location location,
+                             gp_error *error);
+gp_status gp__sim_unmap(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
+                        gp_error *error);
+gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
+                                 gp_error *error);
+gp_status gp__sim_stream_capturing(gp_device *device, const struct gp__stream_key *key,
+                                   bool *capturing, gp_error *error);
+gp_status gp__sim_event_create(gp_device *device, uintptr_t context, gp__event **out,
+                               gp_error *error);
+void gp__sim_event_destroy(gp_device *device, gp__event *event);
+gp_status gp__sim_event_record(gp_device *device, gp__event *event,
+                               const struct gp__stream_key *key, gp_error *error);
+gp_status gp__sim_event_record_context(gp_device *device, gp__event *event, gp_error *error);
+gp_status gp__sim_event_query(gp_device *device, gp__event *event, gp_error *error);
+gp_status gp__sim_event_wait(gp_device *device, gp__event *event, uint64_t timeout_ns,
+                             gp_error *error);
+gp_status gp__sim_enter(gp_device *device, struct gp__entry *entry, gp_error *error);
+void gp__sim_leave(gp_device *device, const struct gp__entry *entry);
+
+#endif
