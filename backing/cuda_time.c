@@ -85,6 +85,35 @@ static gp__cu_result stream_id(const struct gp__cuda_device *cuda, uintptr_t han
     return code;
 }
 
+/* Whether the stream captures; the default streams need their context current for the question. */
+static gp__cu_result capture_status(const struct gp__cuda_device *cuda, uintptr_t handle,
+                                    gp__cu_context context, gp__cu_capture_status *capture)
+{
+    struct gp__cuda_scope scope = {false};
+    gp__cu_result code = GP__CUDA_SUCCESS;
+    if (handle <= GP__CU_STREAM_PER_THREAD)
+        code = gp__cuda_scope_enter(cuda->api, context, &scope);
+    if (code == GP__CUDA_SUCCESS)
+        code = cuda->api->cuStreamIsCapturing(stream_of(handle), capture);
+    gp__cuda_scope_leave(cuda->api, &scope);
+    return code;
+}
+
+/* Asking a capturing stream for its id would invalidate the capture. */
+static gp_status refuse_capturing(const struct gp__cuda_device *cuda, uintptr_t handle,
+                                  gp__cu_context context, gp_error *error)
+{
+    gp__cu_capture_status capture = GP__CU_STREAM_CAPTURE_STATUS_NONE;
+    gp__cu_result code = capture_status(cuda, handle, context, &capture);
+    if (code != GP__CUDA_ERROR_STREAM_CAPTURE_IMPLICIT &&
+        capture == GP__CU_STREAM_CAPTURE_STATUS_NONE)
+        return GP_OK; /* whatever else is wrong shows in the next call */
+    return gp_error_set(error, GP_ERR_CAPTURE,
+                        "stream 0x%zx is being captured, so it cannot be identified; use it with "
+                        "the pool before the capture begins, or end the capture first",
+                        (size_t)handle);
+}
+
 gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                   gp_error *error)
 {
@@ -105,6 +134,9 @@ gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp
             return status;
     }
     if (handle != 0) {
+        status = refuse_capturing(cuda, handle, context, error);
+        if (status != GP_OK)
+            return status;
         gp__cu_result code = stream_id(cuda, handle, context, &id);
         if (code != GP__CUDA_SUCCESS)
             return not_a_stream(cuda, handle, "cuStreamGetId", code, error);
@@ -153,20 +185,12 @@ gp_status gp__cuda_stream_capturing(gp_device *device, const struct gp__stream_k
                                     bool *capturing, gp_error *error)
 {
     const struct gp__cuda_device *cuda = gp__cuda_of(device);
-    struct gp__cuda_scope scope = {false};
     gp__cu_capture_status capture = GP__CU_STREAM_CAPTURE_STATUS_NONE;
-    gp__cu_result code = GP__CUDA_SUCCESS;
-    bool is_default = stream->handle <= GP__CU_STREAM_PER_THREAD; /* others know their context */
     gp_status status = gp__check_process(error);
-    if (status == GP_OK && stream->thread_bound)
-        status = check_identity(cuda, stream, error);
     if (status != GP_OK)
         return status;
-    if (is_default)
-        code = enter_stream(cuda, stream, &scope);
-    if (code == GP__CUDA_SUCCESS)
-        code = cuda->api->cuStreamIsCapturing(stream_of(stream->handle), &capture);
-    gp__cuda_scope_leave(cuda->api, &scope);
+    gp__cu_result code =
+        capture_status(cuda, stream->handle, (gp__cu_context)stream->context, &capture);
     if (code == GP__CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || gp__cuda_is_dead(code)) {
         /* Nothing captures in a dead context, and its pools must still close. */
         *capturing = !gp__cuda_is_dead(code);
@@ -176,8 +200,12 @@ gp_status gp__cuda_stream_capturing(gp_device *device, const struct gp__stream_k
         return gp__cuda_error(cuda->api, error, GP_ERR_DRIVER, "cuStreamIsCapturing", code,
                               stream->handle, 0);
     /* An invalidated capture still holds its stream until it is ended. */
-    *capturing = capture != GP__CU_STREAM_CAPTURE_STATUS_NONE;
-    return GP_OK;
+    bool captures = capture != GP__CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!captures && stream->thread_bound)
+        status = check_identity(cuda, stream, error); /* safe now, and not before */
+    if (status == GP_OK)
+        *capturing = captures;
+    return status;
 }
 
 /* ---- events -------------------------------------------------------------------------------- */

@@ -100,8 +100,9 @@ bool gp__timeline_poll(struct gp__timeline *timeline)
 
 enum fate { HERE, ENDED, REPLACED };
 
-/* What became of the stream: a fence may only go into the very stream that was resolved. A device that
- * cannot answer is asked to record all the same, and says itself what is wrong. */
+/* What became of the stream: a fence may only go into the very stream that was resolved. One that
+ * captures cannot be told apart and is not fenced anyway. A device that cannot answer is asked to record
+ * all the same, and says itself what is wrong. */
 static enum fate fate_of(gp_device *device, const gp_stream *stream)
 {
     struct gp__stream_key now;

@@ -41,6 +41,9 @@
  *   - Event and stream queries invalidate a capture in any mode but relaxed, so every call here runs
  *     inside driver->enter(). Records in a capturing stream would be captured, so is-capturing is
  *     asked first, and "implicitly" counts as capturing.
+ *   - cuStreamGetId on a capturing stream invalidates the capture in every mode; cuStreamIsCapturing
+ *     and cuStreamGetCtx do not. Any call on a destroyed stream crashes the process, until its handle is
+ *     handed out again: then the id tells. Hence gp_pool_forget_stream().
  *   - cuCtxRecordEvent covers every stream of the context and invalidates any capture in it.
  *
  * OWNERSHIP
@@ -60,7 +63,7 @@
  *   S1  Nothing is unmapped before every owner has passed.
  *   S2  gp__reap() is the one path that unmaps memory that was published to users.
  *   S3  No capture is invalidated, provided no other thread begins one on a stream between our check
- *       and our record, and none runs on unknown streams while exported memory is trimmed.
+ *       and our question or record, and none runs on unknown streams while exported memory is trimmed.
  *
  * LOCKS. A timeline has no lock of its own: the pool's lock (GP__RANK_POOL) guards it. Functions
  * marked "lock: held" want it held; "lock: dropped" take and drop it themselves around driver calls.

@@ -27,6 +27,7 @@ static void record_on_a_destroyed_stream(void **state)
     expect_violation(f, "a destroyed stream");
     CHECK_STATUS(GP_ERR_ARGUMENT, f->driver->stream_resolve(f->device, e.stream, &e.key, NULL),
                  NULL);
+    expect_violation(f, "a destroyed stream");
     end_events(f, &e);
 }
 

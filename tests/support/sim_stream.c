@@ -311,6 +311,15 @@ bool gp__sim_capture_end(gp__sim *sim, uintptr_t handle)
     return valid;
 }
 
+static bool was_destroyed(const gp__sim *sim, uintptr_t handle)
+{
+    const struct gp__sim_stream *stream = sim->streams;
+
+    while (stream != NULL && stream->handle != handle)
+        stream = stream->next;
+    return stream != NULL;
+}
+
 gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                  gp_error *error)
 {
@@ -324,8 +333,14 @@ gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp_
     if (sim->dead)
         return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_ILLEGAL_ADDRESS, 0, 0);
     stream = gp__sim_find(sim, handle);
-    if (stream == NULL)
+    if (stream == NULL) {
+        /* Real hardware crashes on the handle of a destroyed stream that no new one took over. */
+        if (was_destroyed(sim, handle))
+            gp__sim_violate(&call, "a destroyed stream");
         return gp__sim_end(&call, GP_ERR_ARGUMENT, GP__SIM_INVALID_HANDLE, 0, 0);
+    }
+    if (handle > 1 && stream->capture.active)
+        return gp__sim_end(&call, GP_ERR_CAPTURE, GP__SIM_CAPTURE_UNSUPPORTED, 0, 0);
     *out = (struct gp__stream_key){.handle = stream->handle,
                                    .context = device->context,
                                    .id = stream->id,
