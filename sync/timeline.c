@@ -82,20 +82,20 @@ static void mark_gone(struct gp__timeline *timeline, const struct gp__stream_key
 }
 
 /* The stream that was last known by this handle, on this thread if that matters. */
-static gp_status find_capturing(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out)
+static bool find_by_handle(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out)
 {
-    gp_status status = GP_ERR_CAPTURE;
+    bool found = false;
     gp__mutex_lock(timeline->lock);
     for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
         bool ours = !stream->key.thread_bound || stream->thread == gp__thread_id();
         if (stream->key.handle != handle || stream->state != GP__STREAM_LIVE || !ours)
             continue;
         *out = gp_stream_retain(stream);
-        status = GP_OK;
+        found = true;
         break;
     }
     gp__mutex_unlock(timeline->lock);
-    return status;
+    return found;
 }
 
 gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out,
@@ -104,8 +104,9 @@ gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, g
     struct gp__stream_key key;
     gp_status status =
         timeline->device->driver->stream_resolve(timeline->device, handle, &key, error);
-    if (status == GP_ERR_CAPTURE)
-        return find_capturing(timeline, handle, out);
+    bool cannot_tell = status == GP_ERR_CAPTURE || status == GP_ERR_DRIVER;
+    if (cannot_tell && find_by_handle(timeline, handle, out))
+        return GP_OK;
     if (status != GP_OK)
         return status;
     gp__mutex_lock(timeline->lock);

@@ -84,9 +84,9 @@ void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct 
 /* Destroys events; leaves the driver alone when exiting or forked. No other call may be under way. */
 void gp__timeline_destroy(struct gp__timeline *timeline);
 
-/* Finds or adds the stream behind `handle`; *out is a new reference. While it captures only a stream
- * that is known by that handle can be found; if its identity changed unseen, the next fence notices.
- * GP_ERR_CAPTURE when there is none. lock: dropped. */
+/* Finds or adds the stream behind `handle`; *out is a new reference. While it captures, and
+ * in a dead context, its id cannot be asked: then the stream that is known by that handle is found, and
+ * if the handle changed hands unseen, the next fence notices. lock: dropped. */
 gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out,
                               gp_error *error);
 /* Notes that the stream's handle no longer names it. lock: held. */

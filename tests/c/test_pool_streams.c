@@ -245,6 +245,22 @@ static void a_capturing_stream_is_found_by_its_handle(void **state)
     assert_true(gp__sim_capture_end(world.sim, stranger));
 }
 
+/* A free is always accepted: a dead context cannot say who its streams are, but they are known. */
+static void a_dead_contexts_streams_are_found_by_handle(void **state)
+{
+    uintptr_t va = world_malloc(&world, 2 * MIB, 0);
+    gp_stream *found = NULL;
+
+    (void)state;
+    world_launch(&world, 0, va, 512);
+    gp__sim_kill_context(world.sim);
+    CHECK_OK(gp_pool_stream(world.pool, world.handle[0], &found, NULL), NULL);
+    assert_ptr_equal(found, world.stream[0]);
+    CHECK_OK(gp_pool_free(world.pool, va, found, 0, NULL), NULL);
+    gp_stream_release(found);
+    CHECK_OK(gp_pool_close(world.pool, &world.error), &world.error);
+}
+
 static void forgetting_waits_and_lets_go(void **state)
 {
     uintptr_t live = world_malloc(&world, 512, 0), idle = world_malloc(&world, 2 * MIB, 0), got = 0;
@@ -536,6 +552,7 @@ int main(void)
         TEST(a_reused_handle_is_another_stream),
         TEST(a_reuse_behind_the_pools_back_is_noticed),
         TEST(a_capturing_stream_is_found_by_its_handle),
+        TEST(a_dead_contexts_streams_are_found_by_handle),
         TEST(forgetting_waits_and_lets_go),
         TEST(a_forgotten_streams_block_can_be_freed_elsewhere),
         TEST(many_streams_share_the_last_slot),
