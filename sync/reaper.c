@@ -132,7 +132,8 @@ void gp__reaper_kick(struct gp__reaper_client *client)
 {
     adopt_process();
     gp__mutex_lock(&lock);
-    if (!stopping && !client->removed) {
+    bool own_call = is_self && current == client; /* what it returns says when to come again */
+    if (!stopping && !client->removed && !own_call) {
         if (!client->listed) {
             client->next = clients;
             clients = client;
@@ -163,7 +164,8 @@ void gp__reaper_remove(struct gp__reaper_client *client)
 bool gp__reaper_stop(uint64_t timeout_ns)
 {
     adopt_process();
-    uint64_t deadline = gp__monotonic_ns() + timeout_ns;
+    uint64_t start = gp__monotonic_ns();
+    uint64_t deadline = timeout_ns > UINT64_MAX - start ? UINT64_MAX : start + timeout_ns;
     gp__mutex_lock(&lock);
     stopping = true;
     pthread_cond_broadcast(&changed);

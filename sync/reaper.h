@@ -30,7 +30,8 @@ struct gp__reaper_client {
     bool removed;
 };
 
-/* Schedules the client for now, listing it if it is not; starts the thread if there is none. If the
+/* Schedules the client for now, listing it if it is not; starts the thread if there is none. From inside
+ * the client's own call it does nothing: the call's result says when to come again. If the
  * thread cannot be started nothing is lost: work stays until an explicit trim, drain or close. */
 void gp__reaper_kick(struct gp__reaper_client *client);
 void gp__reaper_remove(struct gp__reaper_client *client);

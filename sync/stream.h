@@ -63,7 +63,8 @@
  *   S1  Nothing is unmapped before every owner has passed.
  *   S2  gp__reap() is the one path that unmaps memory that was published to users.
  *   S3  No capture is invalidated, provided no other thread begins one on a stream between our check
- *       and our question or record, and none runs on unknown streams while exported memory is trimmed.
+ *       and our question or record, and none runs on unknown streams, or on the
+ *       per-thread default stream of another thread, while memory with unknown owners is trimmed.
  *
  * LOCKS. A timeline has no lock of its own: the pool's lock (GP__RANK_POOL) guards it. Functions
  * marked "lock: held" want it held; "lock: dropped" take and drop it themselves around driver calls.

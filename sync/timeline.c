@@ -98,6 +98,80 @@ static bool find_by_handle(struct gp__timeline *timeline, uintptr_t handle, gp_s
     return found;
 }
 
+/* Takes the slots that own nothing away from their streams. */
+static void reclaim_slots(struct gp__timeline *timeline)
+{
+    uint64_t used = timeline->slots_in_use(timeline->slots_in_use_context);
+    for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
+        if (stream->slot == GP__SLOT_NONE || (used & bit_of(stream->slot)) != 0)
+            continue;
+        if (--timeline->slot_streams[stream->slot] == 0)
+            timeline->slot_passed[stream->slot] = UINT64_MAX;
+        timeline->peculiar &= ~bit_of(stream->slot);
+        stream->slot = GP__SLOT_NONE;
+    }
+}
+
+void gp__timeline_unlink(struct gp__timeline *timeline, gp_stream *stream)
+{
+    gp_stream **link = &timeline->streams;
+    while (*link != stream)
+        link = &(*link)->next;
+    *link = stream->next;
+    timeline->stream_count--;
+    if (stream->slot == GP__SLOT_NONE)
+        return;
+    if (--timeline->slot_streams[stream->slot] == 0)
+        timeline->slot_passed[stream->slot] = UINT64_MAX;
+    stream->slot = GP__SLOT_NONE;
+}
+
+/* Lets go of streams that own nothing and that nobody holds: if they come back they are met anew. Gone
+ * streams of one slot can only pass together, so one of them stands for all. */
+static void prune(struct gp__timeline *timeline)
+{
+    gp_stream *gone[GP__SLOT_COUNT] = {NULL};
+    for (gp_stream *stream = timeline->streams; stream != NULL;) {
+        gp_stream *next = stream->next;
+        bool held = stream->fences != NULL || stream->recording > 0 ||
+                    __atomic_load_n(&stream->references, __ATOMIC_ACQUIRE) != 1;
+        gp_stream *other = NULL;
+        if (stream->slot != GP__SLOT_NONE && stream->state == GP__STREAM_GONE) {
+            other = gone[stream->slot];
+            gone[stream->slot] = other != NULL ? other : stream;
+        }
+        if (other != NULL && !held && other->passed > stream->passed)
+            other->passed = stream->passed;
+        if (!held && (stream->slot == GP__SLOT_NONE || other != NULL)) {
+            gp__timeline_unlink(timeline, stream);
+            gp_stream_release(stream);
+        }
+        stream = next;
+    }
+}
+
+static gp_stream *add_stream(struct gp__timeline *timeline, const struct gp__stream_key *key)
+{
+    if (timeline->stream_count >= GP__SLOT_COUNT) {
+        reclaim_slots(timeline);
+        prune(timeline);
+    }
+    gp_stream *stream = gp__calloc(1, sizeof *stream);
+    if (stream == NULL)
+        return NULL;
+    mark_gone(timeline, key);
+    *stream = (gp_stream){.key = *key,
+                          .number = ++timeline->stream_total,
+                          .timeline = timeline->number,
+                          .references = 1,
+                          .thread = key->thread_bound ? gp__thread_id() : 0,
+                          .slot = GP__SLOT_NONE,
+                          .next = timeline->streams};
+    timeline->streams = stream;
+    timeline->stream_count++;
+    return stream;
+}
+
 gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out,
                               gp_error *error)
 {
@@ -111,40 +185,14 @@ gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, g
         return status;
     gp__mutex_lock(timeline->lock);
     gp_stream *stream = find_stream(timeline, &key);
-    if (stream == NULL) {
-        stream = gp__calloc(1, sizeof *stream);
-        if (stream == NULL) {
-            gp__mutex_unlock(timeline->lock);
-            return gp_error_set(error, GP_ERR_HOST_MEMORY, "no host memory to remember stream %#zx",
-                                (size_t)handle);
-        }
-        mark_gone(timeline, &key);
-        *stream = (gp_stream){.key = key,
-                              .timeline = timeline->number,
-                              .references = 1,
-                              .thread = key.thread_bound ? gp__thread_id() : 0,
-                              .slot = GP__SLOT_NONE,
-                              .next = timeline->streams};
-        timeline->streams = stream;
-        timeline->stream_count++;
-    }
-    *out = gp_stream_retain(stream);
+    if (stream == NULL)
+        stream = add_stream(timeline, &key);
+    if (stream != NULL)
+        *out = gp_stream_retain(stream);
     gp__mutex_unlock(timeline->lock);
-    return GP_OK;
-}
-
-/* Takes the slots that own nothing away from their streams. */
-static void reclaim_slots(struct gp__timeline *timeline)
-{
-    uint64_t used = timeline->slots_in_use(timeline->slots_in_use_context);
-    for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
-        if (stream->slot == GP__SLOT_NONE || (used & bit_of(stream->slot)) != 0)
-            continue;
-        if (--timeline->slot_streams[stream->slot] == 0)
-            timeline->slot_passed[stream->slot] = UINT64_MAX;
-        timeline->peculiar &= ~bit_of(stream->slot);
-        stream->slot = GP__SLOT_NONE;
-    }
+    return stream != NULL ? GP_OK
+                          : gp_error_set(error, GP_ERR_HOST_MEMORY,
+                                         "no host memory to remember stream %#zx", (size_t)handle);
 }
 
 static int find_slot(const struct gp__timeline *timeline, uint64_t taken)
@@ -201,7 +249,7 @@ bool gp__timeline_is_sole(const struct gp__timeline *timeline, uint64_t slots,
 /* True when no fence can be put on the stream from this thread. */
 static bool is_out_of_reach(const gp_stream *stream)
 {
-    return stream->state == GP__STREAM_GONE ||
+    return stream->state != GP__STREAM_LIVE ||
            (stream->key.thread_bound && stream->thread != gp__thread_id());
 }
 

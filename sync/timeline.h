@@ -19,6 +19,11 @@ struct gp__owners {
     uint64_t ticket;
 };
 
+static inline struct gp__owners gp__owners_merge(struct gp__owners a, struct gp__owners b)
+{
+    return (struct gp__owners){a.slots | b.slots, a.ticket > b.ticket ? a.ticket : b.ticket};
+}
+
 /* Asked between the steps of a wait; non-zero ends it with GP_ERR_INTERRUPTED. No lock is held. */
 struct gp__interrupt {
     int (*check)(void *context); /* NULL: never */
@@ -38,12 +43,14 @@ struct gp__fence {
 
 enum gp__stream_state {
     GP__STREAM_LIVE,
+    GP__STREAM_LEAVING, /* being forgotten: takes no more fences */
     GP__STREAM_GONE, /* its handle names another stream now: its work cannot be fenced by itself */
     GP__STREAM_FORGOTTEN /* its work was waited for and its user promised no more */
 };
 
 struct gp_stream {
     struct gp__stream_key key;
+    uint64_t number; /* in order of creation; the list goes from high to low */
     uint64_t timeline; /* the number of the timeline it belongs to */
     uint64_t references; /* atomic; the timeline's list holds one */
     uint64_t thread; /* gp__thread_id() of the owner when key.thread_bound */
@@ -51,7 +58,7 @@ struct gp_stream {
     enum gp__stream_state state;
     uint64_t passed; /* highest ticket passed */
     uint64_t recorded; /* highest ticket of a fence recorded */
-    uint64_t attempt; /* the last gp__timeline_record() that looked at it */
+    unsigned recording; /* threads that are putting a fence on it */
     struct gp__fence *fences; /* in flight, oldest first */
     struct gp_stream *next; /* in the timeline's list */
 };
@@ -69,7 +76,8 @@ struct gp__timeline {
     uint64_t unknown_passed;
     uint64_t touched; /* slots that have ever been given out */
     uint64_t peculiar; /* slots with a stream that is gone or thread-bound: stamps look closer */
-    uint64_t attempts; /* calls of gp__timeline_record() so far */
+    uint64_t passes; /* grows whenever anything passed: tells who looked before from who did not */
+    uint64_t stream_total; /* streams ever listed */
     uint64_t wait_count; /* waits that did not end at once */
     struct gp__fence *spare;
     /* Asked, when all slots are taken, for the mask of slots that own memory or may come to own some:
@@ -89,6 +97,13 @@ void gp__timeline_destroy(struct gp__timeline *timeline);
  * if the handle changed hands unseen, the next fence notices. lock: dropped. */
 gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out,
                               gp_error *error);
+/* Whether the stream's slot is among `slots`. lock: held. */
+static inline bool gp__stream_owns(const gp_stream *stream, uint64_t slots)
+{
+    return stream->slot != GP__SLOT_NONE && (slots >> stream->slot & 1) != 0;
+}
+/* Takes the stream off the list and out of its slot; the list's reference is the caller's. lock: held. */
+void gp__timeline_unlink(struct gp__timeline *timeline, gp_stream *stream);
 /* Notes that the stream's handle no longer names it. lock: held. */
 void gp__timeline_lose(struct gp__timeline *timeline, gp_stream *stream);
 /* The stream's bit, giving it a slot if it has none. 0 for streams that have always passed and for
@@ -113,9 +128,8 @@ static inline uint64_t gp__timeline_now(const struct gp__timeline *timeline)
 /* The owners that have not passed yet; {0, 0} when all have. No driver call. lock: held. */
 struct gp__owners gp__timeline_remaining(const struct gp__timeline *timeline,
                                          struct gp__owners owners);
-/* Queries fences in flight and moves `passed` on. True if anything moved. Never blocks. lock: held,
- * inside driver->enter(). */
-bool gp__timeline_poll(struct gp__timeline *timeline);
+/* Queries fences in flight and moves `passed` on. Never blocks. lock: held, inside driver->enter(). */
+void gp__timeline_poll(struct gp__timeline *timeline);
 
 enum gp__reach {
     GP__REACH_SEEN, /* fences on known streams only: the ladder and the reaper */

@@ -147,24 +147,33 @@ gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned
     return gp__ladder(pool, round_block(size), stream, flags, out, error);
 }
 
-/* The block that a caller may free. lock: held. */
-static gp_status find_block(const gp_pool *pool, uintptr_t address, unsigned flags,
-                            struct gp__span **out, gp_error *error)
+/* The live block at the address. lock: held. */
+static gp_status find_block(const gp_pool *pool, uintptr_t address, struct gp__span **out,
+                            gp_error *error)
 {
-    struct gp__span *span = gp__index_find(pool, address);
-    if (span == NULL)
-        return gp_error_set(error, GP_ERR_ARGUMENT,
-                            "%#zx is no live block of pool '%s': it was freed already, or came "
-                            "from elsewhere",
-                            (size_t)address, pool->name);
-    if ((span->flags & GP_BLOCK_OBJECT) != (flags & GP_BLOCK_OBJECT))
-        return gp_error_set(error, GP_ERR_ARGUMENT,
-                            "%#zx (%zu bytes) belongs to %s of pool '%s' and is freed through it",
-                            (size_t)address, span->bytes,
-                            (span->flags & GP_BLOCK_OBJECT) != 0 ? "a buffer object" : "malloc",
-                            pool->name);
-    *out = span;
-    return GP_OK;
+    gp_status status = gp__pool_usable(pool, false, error);
+    if (status != GP_OK)
+        return status;
+    *out = gp__index_find(pool, address);
+    if (*out != NULL)
+        return GP_OK;
+    return gp_error_set(error, GP_ERR_ARGUMENT,
+                        "%#zx is no live block of pool '%s': it was freed already, or came from "
+                        "elsewhere",
+                        (size_t)address, pool->name);
+}
+
+/* Objects free their blocks themselves. */
+static gp_status check_kind(const gp_pool *pool, const struct gp__span *span, unsigned flags,
+                            gp_error *error)
+{
+    if ((span->flags & GP_BLOCK_OBJECT) == (flags & GP_BLOCK_OBJECT))
+        return GP_OK;
+    return gp_error_set(error, GP_ERR_ARGUMENT,
+                        "%#zx (%zu bytes) belongs to %s of pool '%s' and is freed through it",
+                        (size_t)span->va, span->bytes,
+                        (span->flags & GP_BLOCK_OBJECT) != 0 ? "a buffer object" : "malloc",
+                        pool->name);
 }
 
 static gp_status pinned_error(const gp_pool *pool, const struct gp__span *span, gp_error *error)
@@ -186,13 +195,17 @@ gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsi
         return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
                             pool->name);
     gp__mutex_lock(&pool->lock);
-    status = gp__pool_usable(pool, false, error);
-    if (status == GP_OK)
-        status = find_block(pool, address, flags, &span, error);
-    if (status == GP_OK && span->pins > 0)
+    /* A free is accepted while the pool is being closed; close() may have ended the block already. */
+    if (pool->closing && !pool->closed)
+        span = gp__index_find(pool, address);
+    else
+        status = find_block(pool, address, &span, error);
+    if (span != NULL)
+        status = check_kind(pool, span, flags, error);
+    if (status == GP_OK && span != NULL && span->pins > 0)
         status = pinned_error(pool, span, error);
     struct gp__owners owners = {0, 0};
-    if (status == GP_OK) {
+    if (status == GP_OK && span != NULL) {
         owners = (struct gp__owners){span->owners.slots, gp__timeline_now(&pool->timeline)};
         if (stream != NULL)
             owners.slots |= gp__timeline_bit(&pool->timeline, stream);
@@ -215,12 +228,7 @@ gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *str
         return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
                             pool->name);
     gp__mutex_lock(&pool->lock);
-    status = gp__pool_usable(pool, false, error);
-    if (status == GP_OK) {
-        span = gp__index_find(pool, address);
-        if (span == NULL)
-            status = find_block(pool, address, 0, &span, error);
-    }
+    status = find_block(pool, address, &span, error);
     if (status == GP_OK)
         span->owners.slots |= gp__timeline_bit(&pool->timeline, stream);
     gp__mutex_unlock(&pool->lock);
@@ -234,12 +242,7 @@ gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *
     if (status != GP_OK || address == 0)
         return status;
     gp__mutex_lock(&pool->lock);
-    status = gp__pool_usable(pool, false, error);
-    if (status == GP_OK) {
-        span = gp__index_find(pool, address);
-        if (span == NULL)
-            status = find_block(pool, address, 0, &span, error);
-    }
+    status = find_block(pool, address, &span, error);
     if (status == GP_OK) {
         span->pins++;
         pool->pinned++;

@@ -45,7 +45,7 @@ gp_status gp__pool_visit(gp_pool *pool, gp_error *error)
     gp__mutex_lock(&pool->lock);
     gp_status status = gp__pool_usable(pool, false, error);
     if (status == GP_OK)
-        pool->deliveries++;
+        pool->visitors++;
     gp__mutex_unlock(&pool->lock);
     return status;
 }
@@ -53,7 +53,7 @@ gp_status gp__pool_visit(gp_pool *pool, gp_error *error)
 void gp__pool_leave(gp_pool *pool)
 {
     gp__mutex_lock(&pool->lock);
-    pool->deliveries--;
+    pool->visitors--;
     pthread_cond_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
 }
@@ -79,12 +79,12 @@ static size_t largest_of(const struct gp__tree *tree)
     return node == NULL ? 0 : node->bytes;
 }
 
-void gp__pool_figures(const gp_pool *pool, size_t size, gp_error *error)
+void gp__pool_figures(const gp_pool *pool, size_t size, size_t physical, gp_error *error)
 {
     if (error == NULL)
         return;
     error->size = size;
-    error->physical = pool->physical;
+    error->physical = physical;
     error->limit = pool->limit;
     error->largest_free = 0;
     for (int bin = 0; bin < GP__BIN_COUNT; bin++) {
@@ -151,19 +151,25 @@ static gp_status plan_addresses(gp_pool *pool, size_t asked, gp_error *error)
     return GP_OK;
 }
 
-static uint64_t slots_in_use(void *context)
+/* The owners of everything that the pool's lists show. lock: held. */
+static struct gp__owners all_owners(const gp_pool *pool)
 {
-    const gp_pool *pool = context;
-    uint64_t slots = pool->record_slots;
+    struct gp__owners all = {0, 0};
     for (const struct gp__segment *segment = pool->segments; segment != NULL;
          segment = segment->next) {
         for (const struct gp__span *span = segment->first; span != NULL; span = span->next)
-            slots |= span->owners.slots;
+            all = gp__owners_merge(all, span->owners);
     }
     for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
-        slots |= item->owners.slots;
-    /* Chunks in the hands of a thread that reaps are on no list: assume that any slot may be theirs. */
-    return pool->deliveries > 0 ? slots | ~GP__UNKNOWN : slots;
+        all = gp__owners_merge(all, item->owners);
+    return all;
+}
+
+/* Chunks in the hands of a thread that reaps are on no list, so then any slot may be theirs. */
+static uint64_t slots_in_use(void *context)
+{
+    const gp_pool *pool = context;
+    return pool->deliveries > 0 ? ~UINT64_C(0) : all_owners(pool).slots;
 }
 
 static void init(gp_pool *pool, const gp_pool_options *options)
@@ -219,62 +225,83 @@ static void end_blocks(gp_pool *pool)
     }
 }
 
-/* Sees that close may go on, and from then on the pool takes no work. Nothing changed on error. */
-static gp_status start_close(gp_pool *pool, gp_error *error)
+static gp_status pinned(const gp_pool *pool, gp_error *error)
+{
+    if (pool->pinned == 0)
+        return GP_OK;
+    return gp_error_set(error, GP_ERR_PINNED,
+                        "pool '%s' has %u live exports of its memory; release them first",
+                        pool->name, pool->pinned);
+}
+
+/* What forbids to begin closing; nothing changed. */
+static gp_status check_close(gp_pool *pool, gp_error *error)
 {
     gp__pool_poll(pool);
     gp__mutex_lock(&pool->lock);
-    bool resumed = pool->closing;
-    gp_status status = GP_OK;
-    if (pool->pinned > 0)
-        status = gp_error_set(error, GP_ERR_PINNED,
-                              "pool '%s' has %u live exports of its memory; release them first",
-                              pool->name, pool->pinned);
-    struct gp__owners everybody = {slots_in_use(pool), gp__timeline_now(&pool->timeline)};
+    gp_status status = pinned(pool, error);
+    struct gp__owners owners = all_owners(pool);
+    owners.ticket = gp__timeline_now(&pool->timeline); /* live blocks will be stamped now */
+    bool begun = pool->closing;
     gp__mutex_unlock(&pool->lock);
-    if (status == GP_OK && !resumed && everybody.slots != 0)
-        status = gp__timeline_check_capture(&pool->timeline, everybody, error);
+    if (status != GP_OK || begun || owners.slots == 0)
+        return status;
+    return gp__timeline_check_capture(&pool->timeline, owners, error);
+}
+
+/* From here on the pool takes no work; waits for those who grow it or use its timeline. */
+static gp_status start_close(gp_pool *pool, gp_error *error)
+{
+    gp_status status = check_close(pool, error);
     if (status != GP_OK)
         return status;
     gp__mutex_lock(&pool->lock);
-    if (pool->pinned > 0)
-        status = gp_error_set(error, GP_ERR_PINNED, "pool '%s' has live exports of its memory",
-                              pool->name);
-    else
+    status = pinned(pool, error);
+    if (status == GP_OK)
         pool->closing = true;
-    while (status == GP_OK && pool->growers > 0)
+    while (status == GP_OK && (pool->growers > 0 || pool->visitors > 0))
         status = gp__pool_sleep(pool, error);
     gp__mutex_unlock(&pool->lock);
     return status;
 }
 
-/* Retires and returns everything that is left. */
-static gp_status empty(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
+/* Nothing retires, is under way, or is mapped. lock: held. */
+static bool is_empty(const gp_pool *pool)
 {
+    return pool->mapped_bytes == 0 && pool->retiring_bytes == 0 && pool->deliveries == 0;
+}
+
+/* Retires and returns everything that is left, once. GP_NOT_READY: more came back meanwhile. */
+static gp_status empty(gp_pool *pool, enum gp__reap_mode mode,
+                       const struct gp__interrupt *interrupt, gp_error *error)
+{
+    struct gp__retired *list = NULL;
     gp__mutex_lock(&pool->lock);
     end_blocks(pool);
-    struct gp__retired *list = gp__retiring_take(pool);
+    gp__retiring_take(pool, &list);
     gp__retire(pool, SIZE_MAX, SIZE_MAX, GP__RETIRE_ALL, &list);
+    gp__retire_hold(pool, list);
     bool all = pool->mapped_bytes == 0;
     gp__mutex_unlock(&pool->lock);
     gp_status status = GP_OK;
     if (list != NULL)
-        status = gp__retire_finish(pool, list, GP__REAP_FINAL, interrupt, NULL, NULL, error);
+        status = gp__retire_finish(pool, list, mode, interrupt, NULL, NULL, error);
     if (status == GP_OK && !all)
         return gp_error_set(error, GP_ERR_HOST_MEMORY,
                             "no host memory to take pool '%s' apart; free some and close again",
                             pool->name);
-    /* A refused unmap was abandoned and counted: that does not keep a pool from closing. */
     gp__mutex_lock(&pool->lock);
-    bool left = pool->retiring != NULL;
-    while ((status == GP_OK || !left) && status != GP_ERR_INTERRUPTED && pool->deliveries > 0) {
+    while (pool->deliveries > 0 && status != GP_ERR_INTERRUPTED) {
         gp_status slept = gp__pool_sleep(pool, error);
-        if (slept != GP_OK)
-            status = slept;
+        status = slept == GP_OK ? status : slept;
     }
-    left = pool->retiring != NULL;
+    /* An unmap that was refused was abandoned and counted: that does not keep a pool from closing. */
+    if (is_empty(pool))
+        status = GP_OK;
+    else if (status == GP_OK)
+        status = GP_NOT_READY;
     gp__mutex_unlock(&pool->lock);
-    return left || status == GP_ERR_INTERRUPTED ? status : GP_OK;
+    return status;
 }
 
 /* What a closed pool owned, taken out under the lock so that threads that come late find it empty. */
@@ -317,15 +344,14 @@ static void free_remains(gp_pool *pool, struct remains *remains)
     gp__mutex_unlock(&pool->lock);
 }
 
-static gp_status close_pool(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
+static gp_status close_pool(gp_pool *pool, enum gp__reap_mode mode,
+                            const struct gp__interrupt *interrupt, gp_error *error)
 {
     gp_status status = start_close(pool, error);
-    for (bool done = false; status == GP_OK && !done;) {
-        status = empty(pool, interrupt, error);
-        gp__mutex_lock(&pool->lock);
-        done = pool->mapped_bytes == 0 && pool->retiring_bytes == 0 && pool->deliveries == 0;
-        gp__mutex_unlock(&pool->lock);
-    }
+    if (status == GP_OK)
+        status = empty(pool, mode, interrupt, error);
+    while (status == GP_NOT_READY && mode == GP__REAP_FINAL)
+        status = empty(pool, mode, interrupt, error);
     if (status != GP_OK)
         return status;
     gp__reaper_remove(&pool->reaper);
@@ -349,7 +375,7 @@ gp_status gp_pool_close(gp_pool *pool, gp_error *error)
     if (gp_pool_is_closed(pool))
         return GP_OK;
     status = gp__pool_not_inside(pool, "closing", error);
-    return status == GP_OK ? close_pool(pool, &pool->interrupt, error) : status;
+    return status == GP_OK ? close_pool(pool, GP__REAP_FINAL, &pool->interrupt, error) : status;
 }
 
 bool gp_pool_is_closed(const gp_pool *pool)
@@ -402,15 +428,24 @@ static int slice_is_over(void *context)
     return gp__is_exiting() || gp__monotonic_ns() >= *(uint64_t *)context;
 }
 
+/* Nobody answers here for captures on streams that growpool does not know, so owners that only a
+ * context-wide fence could cover keep their chunks until the process ends. */
 uint64_t gp__pool_close_orphan(gp_pool *pool)
 {
     uint64_t deadline = gp__monotonic_ns() + ORPHAN_SLICE_NS;
     struct gp__interrupt slice = {slice_is_over, &deadline};
     pool->interrupt = slice;
-    if (close_pool(pool, &slice, NULL) != GP_OK)
-        return ORPHAN_SLICE_NS / 4;
-    destroy(pool);
-    return UINT64_MAX;
+    gp_status status = close_pool(pool, GP__REAP_SEEN, &slice, NULL);
+    if (status == GP_OK) {
+        destroy(pool);
+        return UINT64_MAX;
+    }
+    gp__mutex_lock(&pool->lock);
+    bool hopeless = pool->retiring != NULL;
+    for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
+        hopeless = hopeless && gp__timeline_is_unseen(&pool->timeline, item->owners);
+    gp__mutex_unlock(&pool->lock);
+    return hopeless ? UINT64_MAX : ORPHAN_SLICE_NS / 4;
 }
 
 gp_device *gp_pool_device(const gp_pool *pool)

@@ -34,16 +34,16 @@ static gp_status size_claim(struct gp__growth *growth, const struct gp__place *p
                             gp_error *error)
 {
     gp_pool *pool = growth->pool;
-    size_t room = pool->limit > pool->physical ? pool->limit - pool->physical : 0;
-    size_t most = room > SIZE_MAX - growth->credit ? SIZE_MAX : room + growth->credit;
+    size_t held = pool->physical - growth->credit; /* what others hold, and we in blocks */
+    size_t most = pool->limit > held ? pool->limit - held : 0;
     growth->stepped = 0;
     if (place->new_bytes > most) {
         growth->obstacle = GP__OBSTACLE_LIMIT;
-        growth->deficit = place->new_bytes - most;
+        growth->deficit = held + place->new_bytes - pool->limit;
         return gp_error_set(error, GP_ERR_LIMIT,
                             "pool '%s' cannot grow by %zu bytes: it has %zu physical bytes and a "
                             "limit of %zu",
-                            pool->name, place->new_bytes, pool->physical, pool->limit);
+                            pool->name, place->new_bytes, held, pool->limit);
     }
     if (growth->step) {
         size_t step = smaller(gp__plan_step(pool, place->new_bytes), place->room);
@@ -61,6 +61,12 @@ static void count_claim(struct gp__growth *growth, size_t bytes)
     pool->credit_bytes -= from_credit;
     pool->physical += bytes - from_credit;
     pool->claimed_bytes += bytes;
+    /* What was reclaimed beyond the need must not lift the pool over its limit (B3). */
+    size_t over = pool->physical > pool->limit ? pool->physical - pool->limit : 0;
+    size_t surplus = smaller(growth->credit, over);
+    growth->credit -= surplus;
+    pool->credit_bytes -= surplus;
+    pool->physical -= surplus;
     if (pool->peak_physical < pool->physical)
         pool->peak_physical = pool->physical;
 }
@@ -307,11 +313,13 @@ static uintptr_t publish(struct gp__growth *growth, struct claim *claim)
 
 /* ---- an attempt --------------------------------------------------------------------------- */
 
-/* A retiring mapping that would serve the request comes back. lock: held. */
+/* A retiring mapping that would serve the request comes back, unless the limit wants it gone. lock: held. */
 static void want_back(struct gp__growth *growth)
 {
     gp_pool *pool = growth->pool;
     struct gp__retired **link = &pool->retiring;
+    if (pool->physical > pool->limit)
+        return;
     for (int tried = 0; *link != NULL && tried < 16; tried++, link = &(*link)->next) {
         struct gp__retired *item = *link;
         uint64_t slots = gp__timeline_remaining(&pool->timeline, item->owners).slots;
@@ -333,8 +341,8 @@ static void want_fences(struct gp__growth *growth)
         if (pool->bins[bin].oldest != NULL && bin != growth->stream->slot)
             pool->record_slots |= UINT64_C(1) << bin;
     }
-    for (struct gp__span *span = pool->bins[GP__BIN_MIXED].oldest; span != NULL;
-         span = span->queue_next)
+    struct gp__span *span = pool->bins[GP__BIN_MIXED].oldest;
+    for (int tried = 0; span != NULL && tried < 16; tried++, span = span->queue_next)
         pool->record_slots |= span->owners.slots & ~GP__UNKNOWN;
 }
 
@@ -360,6 +368,8 @@ static gp_status find_place(struct gp__growth *growth, struct gp__place *place, 
             status = gp__pool_sleep(pool, error);
         else
             status = gp__segment_add(pool, growth->bytes, error);
+        if (status == GP_ERR_ADDRESS_SPACE)
+            growth->obstacle = GP__OBSTACLE_ADDRESS;
         if (status == GP_OK)
             status = prepare(pool, error);
     }
@@ -384,10 +394,12 @@ static gp_status start(struct gp__growth *growth, struct claim *claim, uintptr_t
         if (round == 0)
             want_back(growth);
     }
+    /* More than the limit can never be met, and must not reserve addresses in vain. */
     struct gp__place place = {NULL, growth->bytes, 0};
     size_t new_bytes = 0;
-    if (growth->bytes <= pool->limit)
-        status = find_place(growth, &place, error);
+    if (growth->bytes > pool->limit)
+        return size_claim(growth, &place, &new_bytes, error);
+    status = find_place(growth, &place, error);
     if (status == GP_OK)
         status = size_claim(growth, &place, &new_bytes, error);
     if (status != GP_OK)
@@ -400,7 +412,7 @@ static gp_status start(struct gp__growth *growth, struct claim *claim, uintptr_t
 gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *error)
 {
     gp_pool *pool = growth->pool;
-    struct claim claim;
+    struct claim claim = {0};
     growth->obstacle = GP__OBSTACLE_NONE;
     gp__mutex_lock(&pool->lock);
     gp_status status = start(growth, &claim, out, error);

@@ -18,6 +18,7 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
     size_t returned = 0;
     gp__mutex_lock(&pool->lock);
     gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
+    gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
     if (list == NULL)
         return 0;
@@ -28,21 +29,22 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
     return returned;
 }
 
-/* The seen owners of every free range that waits for a ticket. lock: held. */
-static struct gp__owners waiting_owners(gp_pool *pool)
+/* For each slot the highest ticket that a free range waits for, where a fence on its streams can do; 0
+ * for none. lock: held. */
+static void waiting_tickets(gp_pool *pool, uint64_t tickets[GP__SLOT_COUNT])
 {
-    struct gp__owners all = {0, 0};
     for (int bin = 0; bin < GP__BIN_COUNT; bin++) {
         for (struct gp__span *span = pool->bins[bin].oldest; span != NULL;
              span = span->queue_next) {
             if (gp__timeline_is_unseen(&pool->timeline, span->owners))
                 continue;
-            all.slots |= span->owners.slots;
-            if (all.ticket < span->owners.ticket)
-                all.ticket = span->owners.ticket;
+            for (uint64_t left = span->owners.slots; left != 0; left &= left - 1) {
+                int slot = __builtin_ctzll(left);
+                if (tickets[slot] < span->owners.ticket)
+                    tickets[slot] = span->owners.ticket;
+            }
         }
     }
-    return all;
 }
 
 /* Chunks that another thread is giving back may be what is missing; a callback may also be waiting for
@@ -56,33 +58,44 @@ static bool wait_for_deliveries(gp_pool *pool, gp_status *status, gp_error *erro
     return pool->retiring_bytes < before;
 }
 
-/* Waits for the tickets of free ranges, one stream at a time so that one that captures does not keep the
- * others from passing; then finishes what is retiring. True if anything moved. */
+/* Waits for the slots one by one, so that one that captures does not keep the others from passing. True
+ * if there was anything to wait for. */
+static bool wait_for_slots(gp_pool *pool, const uint64_t tickets[GP__SLOT_COUNT], gp_status *status,
+                           gp_error *error)
+{
+    bool any = false;
+    for (int slot = 0; slot < GP__SLOT_COUNT && *status == GP_OK; slot++) {
+        if (tickets[slot] == 0)
+            continue;
+        any = true;
+        struct gp__owners owners = {UINT64_C(1) << slot, tickets[slot]};
+        if (gp__timeline_wait(&pool->timeline, owners, GP__REACH_SEEN, &pool->interrupt, error) ==
+            GP_ERR_INTERRUPTED)
+            *status = GP_ERR_INTERRUPTED;
+    }
+    return any;
+}
+
+/* Waits for the tickets of free ranges, then finishes what is retiring. True if anything moved. */
 static bool wait_for_tickets(struct gp__growth *growth, gp_status *status, gp_error *error)
 {
     gp_pool *pool = growth->pool;
+    uint64_t tickets[GP__SLOT_COUNT] = {0};
+    struct gp__retired *list = NULL;
     gp__mutex_lock(&pool->lock);
     bool moved = wait_for_deliveries(pool, status, error);
-    struct gp__owners owners = waiting_owners(pool);
-    struct gp__retired *list = gp__retiring_take(pool);
+    waiting_tickets(pool, tickets);
+    gp__retiring_take(pool, &list);
+    gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
-    moved = moved || owners.slots != 0 || list != NULL;
-    for (uint64_t left = owners.slots; left != 0 && *status != GP_ERR_INTERRUPTED;
-         left &= left - 1) {
-        struct gp__owners one = {left & (~left + 1), owners.ticket};
-        gp_status waited =
-            gp__timeline_wait(&pool->timeline, one, GP__REACH_SEEN, &pool->interrupt, error);
-        if (waited == GP_ERR_INTERRUPTED)
-            *status = waited;
-    }
+    moved = wait_for_slots(pool, tickets, status, error) || moved;
     if (list == NULL)
         return moved;
-    enum gp__reap_mode mode = *status == GP_ERR_INTERRUPTED ? GP__REAP_READY : GP__REAP_SEEN;
-    gp_status reaped =
-        gp__retire_finish(pool, list, mode, &pool->interrupt, &growth->credit, NULL, error);
-    if (reaped == GP_ERR_INTERRUPTED)
-        *status = reaped;
-    return moved;
+    enum gp__reap_mode mode = *status == GP_OK ? GP__REAP_SEEN : GP__REAP_READY;
+    if (gp__retire_finish(pool, list, mode, &pool->interrupt, &growth->credit, NULL, error) ==
+        GP_ERR_INTERRUPTED)
+        *status = GP_ERR_INTERRUPTED;
+    return true;
 }
 
 /* Whether giving back everything idle could make room under the limit. */
@@ -99,20 +112,20 @@ static bool can_meet_limit(struct gp__growth *growth)
 static bool climb(struct gp__growth *growth, enum rung rung, gp_status *status, gp_error *error)
 {
     bool limit = growth->obstacle == GP__OBSTACLE_LIMIT;
+    bool backing = growth->obstacle == GP__OBSTACLE_BACKING;
     switch (rung) {
     case RUNG_NEEDED:
         growth->step = false;
-        return !limit && growth->stepped > 0;
+        return backing && growth->stepped > 0;
     case RUNG_TRIMMED:
         return trim_idle(growth, limit ? growth->deficit : SIZE_MAX, status, error) > 0;
     case RUNG_WAITED:
         return wait_for_tickets(growth, status, error);
-    case RUNG_HALVED: {
-        bool halve = !limit && growth->pool->chunk_size == 0;
+    case RUNG_HALVED:
         growth->halve = true;
         /* Waiting may have made more memory idle. */
-        return trim_idle(growth, SIZE_MAX, status, error) > 0 || halve;
-    }
+        return trim_idle(growth, SIZE_MAX, status, error) > 0 ||
+               (backing && growth->pool->chunk_size == 0);
     default:
         return false;
     }
@@ -136,9 +149,8 @@ static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *
                      "or supply more",
                      pool->name, growth->refusals, growth->bytes, pool->physical - growth->credit,
                      pool->used_bytes);
-    pool->physical -= growth->credit;
-    gp__pool_figures(pool, growth->bytes, error);
-    pool->physical += growth->credit;
+    if (growth->obstacle != GP__OBSTACLE_NONE)
+        gp__pool_figures(pool, growth->bytes, pool->physical - growth->credit, error);
     gp__mutex_unlock(&pool->lock);
     return status;
 }

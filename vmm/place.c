@@ -8,11 +8,6 @@
 #define HOLES_TRIED 8 /* on either side of the request's size */
 #define SPANS_TRIED 16 /* a place may run over so many spans */
 
-static size_t round_up(size_t bytes, size_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
-}
-
 /* What a block of `bytes` that starts at `first` would need, if the spans from there allow it. */
 static bool evaluate(const gp_pool *pool, struct gp__span *first, size_t bytes,
                      const gp_stream *stream, struct gp__place *out)
@@ -23,7 +18,7 @@ static bool evaluate(const gp_pool *pool, struct gp__span *first, size_t bytes,
     for (int i = 0; i < SPANS_TRIED && span != NULL; i++, span = span->next) {
         size_t take = span->bytes;
         if (span->state == GP_SPAN_HOLE) {
-            size_t pages = round_up(left, pool->page);
+            size_t pages = gp__round_up(left, pool->page);
             take = take < pages ? take : pages;
             place.new_bytes += take;
             place.room = span->bytes - take;
@@ -94,38 +89,63 @@ static size_t idle_bytes(const gp_pool *pool, const struct gp__span *span)
     return idle;
 }
 
-/* Bytes that a block of `bytes` starting at `first` would add once all idle memory is gone. */
-static size_t least_from(const gp_pool *pool, const struct gp__span *first, size_t bytes)
+/* Whether a block could lie over this span once all seen owners had passed; *anew is how much of it would
+ * have to be mapped for that once all idle memory was gone. */
+static bool could_use(const gp_pool *pool, const struct gp__span *span, size_t *anew)
 {
-    size_t left = bytes, fresh = 0;
+    bool gone = span->state == GP_SPAN_HOLE || span->state == GP_SPAN_RETIRING;
+    if (!gone &&
+        (span->state != GP_SPAN_FREE || gp__timeline_is_unseen(&pool->timeline, span->owners)))
+        return false;
+    *anew = gone ? span->bytes : idle_bytes(pool, span);
+    return true;
+}
+
+/* The fewest bytes to map for a block in this segment: a window of usable spans slides over it, always the
+ * shortest that starts where it starts and holds the block. */
+static size_t least_in(const gp_pool *pool, const struct gp__segment *segment, size_t bytes)
+{
+    size_t least = SIZE_MAX, held = 0, fresh = 0, anew, first_anew;
+    const struct gp__span *first = segment->first;
     for (const struct gp__span *span = first; span != NULL; span = span->next) {
-        size_t take = span->bytes < left ? span->bytes : left;
-        bool gone = span->state == GP_SPAN_HOLE || span->state == GP_SPAN_RETIRING;
-        if (!gone &&
-            (span->state != GP_SPAN_FREE || gp__timeline_is_unseen(&pool->timeline, span->owners)))
-            return SIZE_MAX;
-        size_t anew = gone ? span->bytes : idle_bytes(pool, span);
-        fresh += anew < take ? anew : take;
-        left -= take;
-        if (left == 0)
-            return round_up(fresh, pool->page);
+        if (!could_use(pool, span, &anew)) {
+            held = fresh = 0;
+            first = span->next;
+            continue;
+        }
+        while (held + span->bytes >= bytes) {
+            size_t last = anew < bytes - held ? anew : bytes - held;
+            least = fresh + last < least ? fresh + last : least;
+            if (first == span)
+                break;
+            could_use(pool, first, &first_anew);
+            held -= first->bytes;
+            fresh -= first_anew;
+            first = first->next;
+        }
+        held += span->bytes;
+        fresh += anew;
+        if (first == span && span->bytes >= bytes) {
+            /* It holds the block alone, so no better window starts here. */
+            held = fresh = 0;
+            first = span->next;
+        }
     }
-    return SIZE_MAX;
+    return least;
 }
 
 size_t gp__place_least_physical(const gp_pool *pool, size_t bytes)
 {
     size_t least = SIZE_MAX;
     if (pool->address_space - pool->address_bytes >= bytes)
-        least = round_up(bytes, pool->page);
+        least = bytes;
     for (const struct gp__segment *segment = pool->segments; segment != NULL;
          segment = segment->next) {
-        for (const struct gp__span *span = segment->first; span != NULL; span = span->next) {
-            size_t fresh = least_from(pool, span, bytes);
-            least = fresh < least ? fresh : least;
-        }
+        size_t fresh = least_in(pool, segment, bytes);
+        least = fresh < least ? fresh : least;
     }
     if (least == SIZE_MAX)
         return SIZE_MAX;
-    return pool->physical - pool->idle_bytes - pool->retiring_bytes - pool->credit_bytes + least;
+    return pool->physical - gp__retirable_bytes(pool) - pool->credit_bytes +
+           gp__round_up(least, pool->page);
 }

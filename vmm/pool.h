@@ -114,7 +114,8 @@ struct gp_pool {
     bool poisoned;
     bool reserving; /* a thread is adding a segment */
     unsigned growers; /* threads inside a growth */
-    unsigned deliveries; /* threads that hold retired chunks, return some, or use the timeline */
+    unsigned deliveries; /* threads that hold retired or unreturned chunks in a list of their own */
+    unsigned visitors; /* threads that use the timeline without the lock */
 
     struct gp__timeline timeline;
     struct gp__segment *segments;
@@ -133,6 +134,7 @@ struct gp_pool {
     struct gp__retired *unreturned;
     uint64_t record_slots; /* slots whose fences the reaper should record */
     uint64_t service_delay; /* ns until the reaper looks again */
+    uint64_t settled; /* timeline.passes when free ranges were last refiled */
 
     size_t limit;
     size_t physical, claimed_bytes, mapped_bytes, idle_bytes, retiring_bytes;
@@ -146,6 +148,10 @@ struct gp_pool {
 /* ---- common (close.c) ---- */
 /* GP_OK, or GP_ERR_STATE forked or exiting. No lock, no driver. */
 gp_status gp__pool_enter(const gp_pool *pool, gp_error *error);
+static inline size_t gp__round_up(size_t bytes, size_t unit)
+{
+    return (bytes + unit - 1) / unit * unit;
+}
 /* GP_ERR_STATE closed. */
 gp_status gp__pool_closed_error(const gp_pool *pool, gp_error *error);
 /* GP_OK, or GP_ERR_STATE closed or poisoned. lock: held. */
@@ -163,7 +169,7 @@ void gp__pool_poll(gp_pool *pool);
  * memory waits for an explicit trim. lock: dropped. */
 void gp__pool_record_here(gp_pool *pool, struct gp__owners owners);
 /* Adds the pool's figures to an error about memory. lock: held. */
-void gp__pool_figures(const gp_pool *pool, size_t size, gp_error *error);
+void gp__pool_figures(const gp_pool *pool, size_t size, size_t physical, gp_error *error);
 
 /* ---- span.c; lock: held everywhere ---- */
 /* Makes sure that `count` descriptors are spare, so that what follows cannot fail. */
@@ -201,7 +207,7 @@ gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error);
 /* Frees the addresses and the descriptions of segments that the pool no longer lists; those that are lost
  * or refused stay reserved. Returns the bytes freed. lock: not held. */
 size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments);
-struct gp__segment *gp__segment_of(const gp_pool *pool, uintptr_t va);
+
 struct gp__mapping *gp__mapping_at(const gp_pool *pool, const struct gp__segment *segment,
                                    uintptr_t va);
 /* Enters the mapping into the page map, or clears its pages. */
@@ -239,6 +245,7 @@ size_t gp__plan_chunk(const gp_pool *pool, size_t left, size_t request, size_t c
 /* ---- grow.c ---- */
 enum gp__obstacle {
     GP__OBSTACLE_NONE, /* the error is final */
+    GP__OBSTACLE_ADDRESS, /* no run of addresses; idle memory holds some */
     GP__OBSTACLE_LIMIT,
     GP__OBSTACLE_BACKING /* it said "no memory" */
 };
@@ -292,9 +299,14 @@ size_t gp__retire(gp_pool *pool, size_t goal, size_t most, enum gp__retire_which
 struct gp__owners gp__retire_owners(gp_pool *pool, size_t most);
 /* A retiring mapping becomes free memory again. lock: held. */
 void gp__unretire(gp_pool *pool, struct gp__retired *item);
-/* Takes all that is retiring and in nobody's hands. lock: held. */
-struct gp__retired *gp__retiring_take(gp_pool *pool);
-/* Reaps the list, gives the chunks back, and keeps the rest retiring. Returned bytes become *credit
+/* Moves all that is retiring and in nobody's hands to the front of *list. lock: held. */
+void gp__retiring_take(gp_pool *pool, struct gp__retired **list);
+/* Says that this thread is about to hold a list, in the same section that fills it: until
+ * gp__retire_finish() others know that chunks are under way. lock: held. */
+void gp__retire_hold(gp_pool *pool, const struct gp__retired *list);
+/* Bytes of idle and retiring mappings that a request may have given back. lock: held. */
+size_t gp__retirable_bytes(const gp_pool *pool);
+/* Reaps the list (held, see above), gives the chunks back, and keeps the rest retiring. Returned bytes become *credit
  * (may be NULL) instead of room for others. *returned counts them. lock: dropped. */
 gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__reap_mode mode,
                             const struct gp__interrupt *interrupt, size_t *credit, size_t *returned,

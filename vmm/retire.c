@@ -9,6 +9,7 @@
 
 #include "../backing/memory.h"
 
+#define SERVICE_BATCH        16 /* chunks that the reaper holds at once */
 #define SERVICE_DELAY_MIN_NS UINT64_C(100000)
 #define SERVICE_DELAY_MAX_NS UINT64_C(20000000)
 
@@ -38,6 +39,12 @@ gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **o
     callouts = &here;
     gp_status status = gp__backing_supply(pool->backing, request, out, error);
     callouts = here.outer;
+    if (status == GP_NOT_READY)
+        status =
+            gp_error_set(error, GP_ERR_CONTRACT_VALUE,
+                         "the backing of pool '%s' answered that it is not ready; it must give "
+                         "a chunk or report out of memory",
+                         pool->name);
     if (status != GP_OK && status != GP_ERR_OUT_OF_MEMORY) {
         gp__mutex_lock(&pool->lock);
         pool->callback_errors++;
@@ -71,8 +78,6 @@ gp_status gp__return_chunk(gp_pool *pool, struct gp__mapping *mapping, size_t *c
     }
     if (status != GP_OK)
         pool->callback_errors++;
-    else
-        pool->trim_count++;
     gp__mutex_unlock(&pool->lock);
     if (ours)
         return status;
@@ -91,10 +96,7 @@ static struct gp__owners owners_of(const gp_pool *pool, const struct gp__mapping
     uintptr_t end = mapping->retired.va + mapping->retired.bytes;
     const struct gp__span *span = gp__span_at(pool, mapping->segment, mapping->retired.va);
     for (; span != NULL && span->va < end; span = span->next) {
-        struct gp__owners owners = gp__timeline_remaining(&pool->timeline, span->owners);
-        all.slots |= owners.slots;
-        if (all.ticket < owners.ticket)
-            all.ticket = owners.ticket;
+        all = gp__owners_merge(all, gp__timeline_remaining(&pool->timeline, span->owners));
     }
     return all;
 }
@@ -164,13 +166,25 @@ struct gp__owners gp__retire_owners(gp_pool *pool, size_t most)
          mapping = mapping->next) {
         if (mapping->retired.bytes > most - bytes)
             continue;
-        struct gp__owners owners = owners_of(pool, mapping);
-        all.slots |= owners.slots;
-        if (all.ticket < owners.ticket)
-            all.ticket = owners.ticket;
+        all = gp__owners_merge(all, owners_of(pool, mapping));
         bytes += mapping->retired.bytes;
     }
     return all;
+}
+
+size_t gp__retirable_bytes(const gp_pool *pool)
+{
+    size_t bytes = pool->retiring_bytes;
+    for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next) {
+        if (gp__timeline_is_unseen(&pool->timeline, item->owners))
+            bytes -= item->bytes;
+    }
+    for (const struct gp__mapping *mapping = pool->idle_oldest; mapping != NULL;
+         mapping = mapping->next) {
+        if (!gp__timeline_is_unseen(&pool->timeline, owners_of(pool, mapping)))
+            bytes += mapping->retired.bytes;
+    }
+    return bytes;
 }
 
 void gp__unretire(gp_pool *pool, struct gp__retired *item)
@@ -186,11 +200,20 @@ void gp__unretire(gp_pool *pool, struct gp__retired *item)
     gp__span_free(pool, gp__span_at(pool, mapping->segment, item->va), item->owners);
 }
 
-struct gp__retired *gp__retiring_take(gp_pool *pool)
+void gp__retiring_take(gp_pool *pool, struct gp__retired **list)
 {
-    struct gp__retired *list = pool->retiring;
+    struct gp__retired **last = &pool->retiring;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = *list;
+    *list = pool->retiring;
     pool->retiring = NULL;
-    return list;
+}
+
+void gp__retire_hold(gp_pool *pool, const struct gp__retired *list)
+{
+    if (list != NULL)
+        pool->deliveries++;
 }
 
 /* ---- retiring -> returned ----------------------------------------------------------------- */
@@ -221,12 +244,10 @@ static void note_abandoned(gp_pool *pool, struct gp__retired *list)
 
 static void note_kept(gp_pool *pool, struct gp__retired *list)
 {
-    while (list != NULL) {
-        struct gp__retired *next = list->next;
-        list->next = pool->retiring;
-        pool->retiring = list;
-        list = next;
-    }
+    struct gp__retired **last = &pool->retiring; /* behind those that were not looked at yet */
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = list;
 }
 
 static void drop_abandoned(struct gp__retired *list)
@@ -244,10 +265,7 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
                             gp_error *error)
 {
     struct gp__reaped reaped;
-    size_t bytes = 0;
-    gp__mutex_lock(&pool->lock);
-    pool->deliveries++;
-    gp__mutex_unlock(&pool->lock);
+    size_t bytes = 0, count = 0;
     gp_status status = gp__reap(&pool->timeline, list, mode, interrupt, &reaped, error);
     gp__mutex_lock(&pool->lock);
     note_unmapped(pool, reaped.unmapped);
@@ -260,10 +278,13 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
         size_t size = item->bytes;
         reaped.unmapped = item->next;
         if (gp__return_chunk(pool, (struct gp__mapping *)item, &pool->retiring_bytes, credit,
-                             NULL) == GP_OK)
+                             NULL) == GP_OK) {
             bytes += size;
+            count++;
+        }
     }
     gp__mutex_lock(&pool->lock);
+    pool->trim_count += count;
     pool->deliveries--;
     bool left = pool->retiring != NULL;
     pthread_cond_broadcast(&pool->changed);
@@ -279,61 +300,95 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
 
 void gp__pool_kick(gp_pool *pool)
 {
-    if ((pool->flags & GP_POOL_NO_REAPER) == 0 && !gp__reaper_is_self())
+    if ((pool->flags & GP_POOL_NO_REAPER) == 0)
         gp__reaper_kick(&pool->reaper);
 }
 
-/* Takes what the reaper should look at, and the owners whose fences it should record. lock: held. */
-static struct gp__retired *take_work(gp_pool *pool, struct gp__owners *owners)
+/* What one look of the reaper is about. */
+struct work {
+    struct gp__retired *list;
+    struct gp__owners retiring; /* of the list, with its own tickets */
+    struct gp__owners wanted; /* whose fences would let the next request have their memory */
+};
+
+/* A few only: while a slow callback takes one back, the others stay in reach of those who need them.
+ * lock: held. */
+static void take_some(gp_pool *pool, struct gp__retired **list)
 {
-    struct gp__retired *list = gp__retiring_take(pool);
-    *owners = (struct gp__owners){pool->record_slots, gp__timeline_now(&pool->timeline)};
-    pool->record_slots = 0;
-    for (const struct gp__retired *item = list; item != NULL; item = item->next)
-        owners->slots |= item->owners.slots;
-    return list;
+    struct gp__retired **last = list;
+    for (int taken = 0; taken < SERVICE_BATCH && pool->retiring != NULL; taken++) {
+        *last = pool->retiring;
+        pool->retiring = (*last)->next;
+        last = &(*last)->next;
+    }
+    *last = NULL;
 }
 
-static void record_and_poll(gp_pool *pool, struct gp__owners owners)
+/* lock: held. */
+static struct work take_work(gp_pool *pool)
+{
+    struct work work = {NULL, {0, 0}, {pool->record_slots, gp__timeline_now(&pool->timeline)}};
+    take_some(pool, &work.list);
+    gp__retire_hold(pool, work.list);
+    pool->visitors++;
+    pool->record_slots = 0;
+    for (const struct gp__retired *item = work.list; item != NULL; item = item->next)
+        work.retiring = gp__owners_merge(work.retiring, item->owners);
+    return work;
+}
+
+static void record_and_poll(gp_pool *pool, const struct work *work)
 {
     gp_device *device = pool->device;
     struct gp__entry entry;
-    if (device->driver->enter(device, &entry, NULL) != GP_OK)
+    if ((work->retiring.slots | work->wanted.slots) == 0 ||
+        device->driver->enter(device, &entry, NULL) != GP_OK)
         return;
-    gp__timeline_record(&pool->timeline, owners, NULL);
+    gp__timeline_record(&pool->timeline, work->retiring, NULL);
+    gp__timeline_record(&pool->timeline, work->wanted, NULL);
     gp__mutex_lock(&pool->lock);
     gp__timeline_poll(&pool->timeline);
     gp__mutex_unlock(&pool->lock);
     device->driver->leave(device, &entry);
 }
 
+/* How long until the next look: longer each time nothing moved, and never again by itself when all that
+ * is left needs an explicit call. lock: held. */
+static uint64_t next_look(gp_pool *pool, size_t returned)
+{
+    uint64_t delay = pool->service_delay * 2;
+    if (returned > 0)
+        delay = 0; /* there may be more where that came from */
+    else if (delay < SERVICE_DELAY_MIN_NS)
+        delay = SERVICE_DELAY_MIN_NS;
+    if (delay > SERVICE_DELAY_MAX_NS)
+        delay = SERVICE_DELAY_MAX_NS;
+    pool->service_delay = delay;
+    for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next) {
+        if (!gp__timeline_is_unseen(&pool->timeline, item->owners))
+            return delay;
+    }
+    return UINT64_MAX;
+}
+
 uint64_t gp__pool_service(void *context)
 {
     gp_pool *pool = context;
-    struct gp__owners owners;
     if (gp__is_exiting())
         return UINT64_MAX;
     if (__atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE))
         return gp__pool_close_orphan(pool);
     gp__mutex_lock(&pool->lock);
-    struct gp__retired *list = take_work(pool, &owners);
-    pool->deliveries++;
+    struct work work = take_work(pool);
     gp__mutex_unlock(&pool->lock);
-    if (owners.slots != 0)
-        record_and_poll(pool, owners);
+    record_and_poll(pool, &work);
     size_t returned = 0;
-    if (list != NULL)
-        gp__retire_finish(pool, list, GP__REAP_READY, NULL, NULL, &returned, NULL);
+    if (work.list != NULL)
+        gp__retire_finish(pool, work.list, GP__REAP_READY, NULL, NULL, &returned, NULL);
     gp__mutex_lock(&pool->lock);
-    pool->deliveries--;
+    pool->visitors--;
     pthread_cond_broadcast(&pool->changed);
-    uint64_t delay = pool->service_delay * 2;
-    if (returned > 0 || delay < SERVICE_DELAY_MIN_NS)
-        delay = SERVICE_DELAY_MIN_NS;
-    if (delay > SERVICE_DELAY_MAX_NS)
-        delay = SERVICE_DELAY_MAX_NS;
-    pool->service_delay = delay;
-    bool more = pool->retiring != NULL;
+    uint64_t delay = next_look(pool, returned);
     gp__mutex_unlock(&pool->lock);
-    return more ? delay : UINT64_MAX;
+    return delay;
 }

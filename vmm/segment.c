@@ -7,11 +7,6 @@
 
 #include "../backing/memory.h"
 
-static size_t round_up(size_t bytes, size_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
-}
-
 /* Reserves `wanted` bytes, or half as often as it takes, but never less than `needed`. */
 static gp_status reserve(gp_pool *pool, size_t wanted, size_t needed, uintptr_t *va, size_t *bytes,
                          gp_error *error)
@@ -23,7 +18,7 @@ static gp_status reserve(gp_pool *pool, size_t wanted, size_t needed, uintptr_t 
             *bytes = wanted;
         if (status != GP_ERR_ADDRESS_SPACE || wanted == needed)
             return status;
-        wanted = round_up(wanted / 2, pool->page);
+        wanted = gp__round_up(wanted / 2, pool->page);
         if (wanted < needed)
             wanted = needed;
     }
@@ -72,7 +67,7 @@ static gp_status no_addresses(const gp_pool *pool, size_t needed, size_t left, g
 
 gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error)
 {
-    size_t needed = round_up(bytes, pool->page);
+    size_t needed = gp__round_up(bytes, pool->page);
     size_t left = pool->address_space - pool->address_bytes;
     if (needed > left)
         return no_addresses(pool, needed, left, error);
@@ -120,15 +115,6 @@ size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments)
         freed += drop_segment(pool, segment);
     }
     return freed;
-}
-
-struct gp__segment *gp__segment_of(const gp_pool *pool, uintptr_t va)
-{
-    for (struct gp__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
-        if (va >= segment->va && va - segment->va < segment->bytes)
-            return segment;
-    }
-    return NULL;
 }
 
 struct gp__mapping *gp__mapping_at(const gp_pool *pool, const struct gp__segment *segment,

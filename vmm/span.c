@@ -124,15 +124,22 @@ static int bin_number(struct gp__owners owners)
     return one && owners.slots != GP__UNKNOWN ? __builtin_ctzll(owners.slots) : GP__BIN_MIXED;
 }
 
+/* In ticket order, so that the oldest is the first to pass. Nearly always it is the newest. */
 static void enqueue(struct gp__bin *bin, struct gp__span *span)
 {
-    span->queue_next = NULL;
-    span->queue_previous = bin->newest;
-    if (bin->newest != NULL)
-        bin->newest->queue_next = span;
+    struct gp__span *before = bin->newest;
+    while (before != NULL && before->owners.ticket > span->owners.ticket)
+        before = before->queue_previous;
+    span->queue_previous = before;
+    span->queue_next = before != NULL ? before->queue_next : bin->oldest;
+    if (before != NULL)
+        before->queue_next = span;
     else
         bin->oldest = span;
-    bin->newest = span;
+    if (span->queue_next != NULL)
+        span->queue_next->queue_previous = span;
+    else
+        bin->newest = span;
 }
 
 static void dequeue(struct gp__bin *bin, struct gp__span *span)
@@ -189,11 +196,6 @@ static bool can_melt(const gp_pool *pool, const struct gp__span *a, const struct
     return owned->bytes >= passed->bytes || pool->timeline.stream_count == 1;
 }
 
-static struct gp__owners merge(struct gp__owners a, struct gp__owners b)
-{
-    return (struct gp__owners){a.slots | b.slots, a.ticket > b.ticket ? a.ticket : b.ticket};
-}
-
 /* Joins an unfiled FREE span with its filed successor, if they may melt. */
 static void melt_next(gp_pool *pool, struct gp__span *span)
 {
@@ -201,7 +203,7 @@ static void melt_next(gp_pool *pool, struct gp__span *span)
     if (next == NULL || next->state != GP_SPAN_FREE || !can_melt(pool, span, next))
         return;
     gp__span_unfile(pool, next);
-    span->owners = merge(span->owners, next->owners);
+    span->owners = gp__owners_merge(span->owners, next->owners);
     gp__span_join(pool, span);
 }
 
@@ -213,7 +215,7 @@ struct gp__span *gp__span_free(gp_pool *pool, struct gp__span *span, struct gp__
     struct gp__span *previous = span->previous;
     if (previous != NULL && previous->state == GP_SPAN_FREE && can_melt(pool, previous, span)) {
         gp__span_unfile(pool, previous);
-        previous->owners = merge(previous->owners, span->owners);
+        previous->owners = gp__owners_merge(previous->owners, span->owners);
         gp__span_join(pool, previous);
         span = previous;
     }
@@ -258,27 +260,38 @@ struct gp__span *gp__span_find(gp_pool *pool, size_t bytes, const gp_stream *str
     return best == NULL ? NULL : span_of(best);
 }
 
-/* Refiles one span of the bin whose owners are fewer than when it was filed; false if there is none. A
- * slot's queue is in ticket order, so only its head can have passed; the mixed one is searched. */
-static bool settle_one(gp_pool *pool, int number)
+/* Takes the spans that fewer owners hold than when they were filed out of the bin, as a list. A slot's
+ * queue is in ticket order, so it ends at the first that still waits; the mixed one is searched whole. */
+static struct gp__span *take_changed(gp_pool *pool, int number)
 {
-    for (struct gp__span *span = pool->bins[number].oldest; span != NULL; span = span->queue_next) {
+    struct gp__span *changed = NULL;
+    for (struct gp__span *span = pool->bins[number].oldest; span != NULL;) {
+        struct gp__span *next = span->queue_next;
         if (gp__timeline_remaining(&pool->timeline, span->owners).slots != span->owners.slots) {
             gp__span_unfile(pool, span);
-            gp__span_free(pool, span, span->owners);
-            return true;
+            span->state =
+                GP_SPAN_CLAIMED; /* out of every bin, so that no neighbour melts with it */
+            span->queue_next = changed;
+            changed = span;
+        } else if (number != GP__BIN_MIXED) {
+            break;
         }
-        if (number != GP__BIN_MIXED)
-            return false;
+        span = next;
     }
-    return false;
+    return changed;
 }
 
 void gp__span_settle(gp_pool *pool)
 {
     gp__timeline_poll(&pool->timeline);
+    if (pool->settled == pool->timeline.passes)
+        return;
+    pool->settled = pool->timeline.passes;
     for (int number = 0; number < GP__BIN_COUNT; number++) {
-        while (pool->bins[number].oldest != NULL && settle_one(pool, number))
-            ;
+        for (struct gp__span *span = take_changed(pool, number); span != NULL;) {
+            struct gp__span *next = span->queue_next;
+            gp__span_free(pool, span, span->owners);
+            span = next;
+        }
     }
 }

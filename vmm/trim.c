@@ -22,7 +22,7 @@ static gp_status wait_deliveries(gp_pool *pool, gp_error *error)
     return status;
 }
 
-/* Reaps the list and whatever other threads hand back meanwhile, until nothing is retiring. */
+/* Reaps the list (held) and whatever other threads hand back meanwhile, until nothing is retiring. */
 static gp_status finish_all(gp_pool *pool, struct gp__retired *list, size_t *returned,
                             gp_error *error)
 {
@@ -36,7 +36,10 @@ static gp_status finish_all(gp_pool *pool, struct gp__retired *list, size_t *ret
         gp__mutex_lock(&pool->lock);
         if (status == GP_OK)
             status = wait_deliveries(pool, error);
-        list = status == GP_OK ? gp__retiring_take(pool) : NULL;
+        list = NULL;
+        if (status == GP_OK)
+            gp__retiring_take(pool, &list);
+        gp__retire_hold(pool, list);
         gp__mutex_unlock(&pool->lock);
     } while (list != NULL);
     return status;
@@ -57,8 +60,7 @@ static gp_status check_trim(gp_pool *pool, size_t keep, gp_error *error)
     if (status == GP_OK)
         owners = gp__retire_owners(pool, trim_most(pool, keep));
     for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
-        owners.slots |= item->owners.slots;
-    owners.ticket = gp__timeline_now(&pool->timeline);
+        owners = gp__owners_merge(owners, item->owners);
     gp__mutex_unlock(&pool->lock);
     if (status != GP_OK || owners.slots == 0)
         return status;
@@ -83,11 +85,10 @@ gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, 
     if (status == GP_OK) {
         set_retiring = gp__retire(pool, SIZE_MAX, trim_most(pool, min_bytes_to_keep),
                                   wait ? GP__RETIRE_ALL : GP__RETIRE_SEEN, &list);
-        struct gp__retired **tail = &list;
-        while (*tail != NULL)
-            tail = &(*tail)->next;
-        *tail = gp__retiring_take(pool);
-        if (!wait) {
+        gp__retiring_take(pool, &list);
+        if (wait) {
+            gp__retire_hold(pool, list);
+        } else {
             pool->retiring = list;
             pool->service_delay = 0;
         }
@@ -113,10 +114,12 @@ gp_status gp_pool_drain(gp_pool *pool, gp_error *error)
     status = check_trim(pool, SIZE_MAX, error);
     if (status != GP_OK)
         return status;
-    gp__mutex_lock(&pool->lock);
-    struct gp__retired *list = gp__retiring_take(pool);
-    gp__mutex_unlock(&pool->lock);
+    struct gp__retired *list = NULL;
     size_t returned = 0;
+    gp__mutex_lock(&pool->lock);
+    gp__retiring_take(pool, &list);
+    gp__retire_hold(pool, list);
+    gp__mutex_unlock(&pool->lock);
     return finish_all(pool, list, &returned, error);
 }
 
@@ -186,16 +189,22 @@ gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *e
     pool->unreturned = NULL;
     pool->deliveries++;
     gp__mutex_unlock(&pool->lock);
-    size_t bytes = 0;
+    size_t bytes = 0, count = 0;
     while (list != NULL) {
         struct gp__retired *item = list;
         size_t size = item->bytes;
         list = item->next;
         if (gp__return_chunk(pool, (struct gp__mapping *)item, &pool->unreturned_bytes, NULL,
-                             NULL) == GP_OK)
+                             NULL) == GP_OK) {
             bytes += size;
+            count++;
+        }
     }
-    gp__pool_leave(pool);
+    gp__mutex_lock(&pool->lock);
+    pool->trim_count += count;
+    pool->deliveries--;
+    pthread_cond_broadcast(&pool->changed);
+    gp__mutex_unlock(&pool->lock);
     if (returned != NULL)
         *returned = bytes;
     return GP_OK;

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Frames of calls into the core. It never decides what an operation does, only how its end looks in
+ * Python.
+ */
+#include "call.h"
+
+#include <string.h>
+
+#include "errors.h"
+#include "gate.h"
+
+static _Thread_local struct ext_call *current;
+
+struct ext_call *ext_call_current(void)
+{
+    return current;
+}
+
+void ext_call_begin(struct ext_call *call, struct module_state *state, unsigned flags)
+{
+    memset(call, 0, sizeof(*call));
+    call->state = state;
+    call->flags = flags;
+    call->previous = current;
+    current = call;
+    call->saved = ext_leave_python();
+}
+
+static void reattach(struct ext_call *call)
+{
+    ext_reenter_python(call->saved);
+    current = call->previous;
+}
+
+/* Makes ReleaseWarning(message) with `exception` as its cause: a new reference or NULL. */
+static PyObject *release_warning(struct module_state *state, PyObject *message, PyObject *exception)
+{
+    PyObject *warning = PyObject_CallOneArg(state->release_warning, message);
+    if (warning != NULL)
+        PyException_SetCause(warning, Py_NewRef(exception));
+    return warning;
+}
+
+static void report_unraisable(struct module_state *state, PyObject *message, PyObject *exception,
+                              PyObject *culprit)
+{
+    PyObject *warning = release_warning(state, message, exception);
+    if (warning != NULL)
+        py_raise_exception(warning);
+    PyErr_WriteUnraisable(culprit);
+}
+
+void ext_call_keep_exception(PyObject *culprit)
+{
+    struct ext_call *call = current;
+    if (call == NULL)
+        PyErr_WriteUnraisable(culprit);
+    else
+        Py_XSETREF(call->exception, py_take_exception());
+}
+
+void ext_call_keep_release_error(struct module_state *state, PyObject *culprit, PyObject *message)
+{
+    struct ext_call *call = current;
+    PyObject *exception = py_take_exception();
+    if (call == NULL) {
+        report_unraisable(state, message, exception, culprit);
+    } else if (!PyErr_GivenExceptionMatches(exception, PyExc_Exception)) {
+        if (call->base_exception == NULL)
+            call->base_exception = Py_NewRef(exception);
+    } else {
+        PyObject *entry = PyTuple_Pack(2, message, exception);
+        if (call->release_errors == NULL)
+            call->release_errors = PyList_New(0);
+        if (entry == NULL || call->release_errors == NULL ||
+            PyList_Append(call->release_errors, entry) < 0)
+            PyErr_WriteUnraisable(culprit);
+        Py_XDECREF(entry);
+    }
+    Py_DECREF(exception);
+}
+
+/* warnings.warn(message, ReleaseWarning). -1 and raised when the filter says error. */
+static int warn(struct ext_call *call, PyObject *message, PyObject *exception)
+{
+    if (PyErr_WarnFormat(call->state->release_warning, 1, "%U", message) == 0)
+        return 0;
+    PyObject *raised = py_take_exception();
+    if (PyErr_GivenExceptionMatches(raised, call->state->release_warning))
+        PyException_SetCause(raised, Py_NewRef(exception));
+    py_raise_exception(raised);
+    return -1;
+}
+
+/* Warns about the frees that failed, from `first` on. The first error of a call is the one that is
+ * raised; a warning that turns into a later one goes to sys.unraisablehook, so nothing is lost. */
+static void warn_release_errors(struct ext_call *call, Py_ssize_t first)
+{
+    if (call->release_errors == NULL)
+        return;
+    for (Py_ssize_t i = first; i < PyList_GET_SIZE(call->release_errors); i++) {
+        PyObject *entry = PyList_GET_ITEM(call->release_errors, i);
+        PyObject *message = PyTuple_GET_ITEM(entry, 0);
+        PyObject *raised = py_take_exception();
+        if (warn(call, message, PyTuple_GET_ITEM(entry, 1)) == 0)
+            py_raise_exception(raised);
+        else if (raised != NULL) {
+            PyErr_WriteUnraisable(message);
+            py_raise_exception(raised);
+        }
+    }
+}
+
+/* Raises what the status says; returns how many release errors were used up by that. */
+static Py_ssize_t raise_status(struct ext_call *call, gp_status status)
+{
+    bool own = status == GP_ERR_CALLBACK || status == GP_ERR_INTERRUPTED;
+    if (own && call->exception != NULL) {
+        py_raise_exception(call->exception);
+        call->exception = NULL;
+        return 0;
+    }
+    bool free_failed =
+        status == GP_ERR_CALLBACK && (call->release_errors != NULL || call->base_exception != NULL);
+    if (free_failed && !(call->flags & EXT_CALL_FREE_RAISES))
+        return 0; /* reported as warnings; the operation itself did its work */
+    if (free_failed && call->release_errors != NULL) {
+        PyObject *entry = PyList_GET_ITEM(call->release_errors, 0);
+        py_raise_exception(Py_NewRef(PyTuple_GET_ITEM(entry, 1)));
+        return 1;
+    }
+    if (!free_failed)
+        ext_raise(call->state, status, &call->error, call->exception);
+    return 0;
+}
+
+static void raise_base_exception(struct ext_call *call)
+{
+    PyObject *raised = py_take_exception();
+    if (raised != NULL)
+        PyException_SetContext(call->base_exception, raised);
+    py_raise_exception(call->base_exception);
+    call->base_exception = NULL;
+}
+
+int ext_call_end(struct ext_call *call, gp_status status)
+{
+    reattach(call);
+    if (status == GP_OK && call->exception == NULL && call->release_errors == NULL &&
+        call->base_exception == NULL)
+        return 0;
+    Py_ssize_t used = status == GP_OK ? 0 : raise_status(call, status);
+    warn_release_errors(call, used);
+    if (call->base_exception != NULL)
+        raise_base_exception(call);
+    /* Dropping exceptions can run anything: set ours aside meanwhile. */
+    PyObject *raised = py_take_exception();
+    Py_CLEAR(call->exception);
+    Py_CLEAR(call->release_errors);
+    if (raised == NULL)
+        return 0;
+    py_raise_exception(raised);
+    return -1;
+}
+
+void ext_call_end_quietly(struct ext_call *call)
+{
+    reattach(call);
+    for (Py_ssize_t i = 0; call->release_errors && i < PyList_GET_SIZE(call->release_errors); i++) {
+        PyObject *entry = PyList_GET_ITEM(call->release_errors, i);
+        report_unraisable(call->state, PyTuple_GET_ITEM(entry, 0), PyTuple_GET_ITEM(entry, 1),
+                          NULL);
+    }
+    if (call->base_exception != NULL) {
+        py_raise_exception(call->base_exception);
+        PyErr_WriteUnraisable(NULL);
+    }
+    Py_CLEAR(call->exception);
+    Py_CLEAR(call->release_errors);
+}
+
+int ext_call_interrupted(void *unused)
+{
+    (void)unused;
+    struct ext_call *call = current;
+    if (call == NULL)
+        return 0;
+    if (call->deadline != 0 && ext_now_ns() > call->deadline)
+        return 1;
+    struct ext_attached attached;
+    if (!ext_attach(&attached))
+        return 1;
+    int stop = PyErr_CheckSignals();
+    if (stop != 0)
+        Py_XSETREF(call->exception, py_take_exception());
+    ext_detach(&attached);
+    return stop != 0;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * growpool.Chunk as other files of the extension see it: the object around one gp_chunk.
+ */
+#ifndef EXT_CHUNK_H
+#define EXT_CHUNK_H
+
+#include "../../backing/backing.h"
+#include "module.h"
+
+struct ext_adapter;
+
+/* `chunk` is the object's own reference. gp_chunk_user(chunk) points back while the object lives, so a
+ * pool gives the very same object back to free. Everything here is guarded by the GIL.
+ *
+ * While an adapter (backing.h) has the chunk accepted it holds one reference to the object and keeps it
+ * in its list: `adapter`, `next` and `previous`. */
+struct chunk_object {
+    PyObject_HEAD gp_chunk *chunk;
+    PyObject *owner; /* of from_handle(); the reference belongs to the gp_chunk's release context */
+    PyObject *weak_references;
+    struct ext_adapter *adapter;
+    struct chunk_object *next;
+    struct chunk_object *previous;
+};
+
+/* The object of a chunk: the living one or a new one. New reference; NULL with an exception. */
+PyObject *ext_chunk_object(struct module_state *state, gp_chunk *chunk);
+/* The gp_chunk in a growpool.Chunk (borrowed); NULL with TypeError for anything else. */
+gp_chunk *ext_chunk_of(struct module_state *state, PyObject *object, const char *what);
+/* gp_chunk_release(), detached: releasing physical memory can block. */
+void ext_chunk_release(gp_chunk *chunk);
+
+#endif

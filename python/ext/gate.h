@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The process-wide gate between C and Python: every entry into Python from C passes it, and at exit it
+ * closes for good. A thread that comes late is parked; it is never raised at, and it never unwinds.
+ */
+#ifndef EXT_GATE_H
+#define EXT_GATE_H
+
+#include "py.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* True: the thread may enter Python, and leaves with ext_gate_leave(). False only on the thread that
+ * closed the gate; any other thread does not come back from a closed gate. Entries nest. */
+bool ext_gate_enter(void);
+void ext_gate_leave(void);
+/* The process begins to end, by the hand of the calling thread. */
+void ext_gate_begin_end(void);
+/* Before telling a thread that something is closed: when that is so because the process ends, any thread
+ * but the one that ends it is parked here for good instead of being raised at. Attached. */
+void ext_gate_park_if_ending(void);
+/* Closes the gate, waits until everybody inside has left, at most timeout_ns. Call detached, after
+ * ext_gate_begin_end(). A second call does nothing. */
+void ext_gate_close(uint64_t timeout_ns);
+bool ext_gate_is_closed(void);
+
+/* Around everything that may block: the thread lets go of the interpreter and takes it again. A thread
+ * that would come back after the gate closed is parked instead. */
+PyThreadState *ext_leave_python(void);
+void ext_reenter_python(PyThreadState *saved);
+
+/* The calling thread attached to the interpreter for a call from C into Python. */
+struct ext_attached {
+    PyGILState_STATE gil;
+    PyObject *pending; /* the exception that was being raised on this thread, set aside */
+};
+/* False when the gate is closed: do without Python. Context: no growpool lock held (P1). */
+bool ext_attach(struct ext_attached *attached);
+void ext_detach(struct ext_attached *attached);
+
+uint64_t ext_now_ns(void); /* CLOCK_MONOTONIC */
+
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the extension's types share: the module's state, and how each type joins the module. State is
+ * reached through the type of an object (no type here can be subclassed), so there is no static object.
+ */
+#ifndef EXT_MODULE_H
+#define EXT_MODULE_H
+
+#include "py.h"
+
+struct module_state {
+    PyTypeObject *pool_type;
+    PyTypeObject *buffer_type;
+    PyTypeObject *chunk_type;
+    PyTypeObject *device_backing_type;
+    PyTypeObject *host_numa_backing_type;
+    PyTypeObject *caching_backing_type;
+    PyTypeObject *host_stream_type;
+    PyTypeObject *cuda_stream_type;
+    PyTypeObject *stats_type;
+    PyTypeObject *limit_result_type;
+
+    /* Classes of python/growpool/_errors.py. */
+    PyObject *error;
+    PyObject *out_of_memory_error;
+    PyObject *limit_exceeded_error;
+    PyObject *address_space_error;
+    PyObject *driver_error;
+    PyObject *capture_error;
+    PyObject *pool_state_error;
+    PyObject *release_warning;
+
+    /* Attribute names that arguments are asked for. */
+    PyObject *name_alloc;
+    PyObject *name_free;
+    PyObject *name_cuda_stream_protocol; /* __cuda_stream__ */
+    PyObject *name_cuda_stream; /* PyTorch */
+    PyObject *name_ptr; /* CuPy */
+    PyObject *name_device_id;
+    PyObject *name_index; /* torch.device */
+    PyObject *name_id; /* cupy.cuda.Device */
+    PyObject *name_type;
+};
+
+/* Valid for instances of growpool's own types only. */
+static inline struct module_state *ext_state(PyObject *self)
+{
+    return PyType_GetModuleState(Py_TYPE(self));
+}
+
+/* Each makes its heap types and puts them into the state and the module. 0, or -1 with an exception. */
+int ext_add_pool(PyObject *module, struct module_state *state);
+int ext_add_pool_views(PyObject *module, struct module_state *state);
+int ext_add_buffer(PyObject *module, struct module_state *state);
+int ext_add_chunk(PyObject *module, struct module_state *state);
+int ext_add_backings(PyObject *module, struct module_state *state);
+int ext_add_host_stream(PyObject *module, struct module_state *state);
+int ext_add_cuda_stream(PyObject *module, struct module_state *state);
+#ifdef GROWPOOL_TESTING
+int ext_add_sim(PyObject *module, struct module_state *state);
+#endif
+
+/* Makes a type from its spec, keeps it in *slot and adds it to the module. */
+int ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * growpool.Pool as the files of the extension that make it up see it: pool.c owns its life, pool_calls.c
+ * what it does, pool_views.c what it shows.
+ *
+ * LIFE. The object holds one reference to its gp_pool and one to the adapter's gp_backing, and shows the
+ * adapter's Python references to the collector (backing.h). ext_pool_hand_over() ends all three at once:
+ * from then on the delivery thread closes the pool, and the object is a husk that says "closed". A
+ * buffer with live exports holds the gp_pool too, so nothing is unmapped under an export. Should the
+ * callables themselves refer to such an export, the pool stays until it is released: free must find its
+ * closure whole, so the collector may not take that cycle apart.
+ */
+#ifndef EXT_POOL_H
+#define EXT_POOL_H
+
+#include "../../vmm/growpool.h"
+#include "backing.h"
+#include "call.h"
+#include "module.h"
+
+#include <stdbool.h>
+
+/* Guarded by the GIL. */
+struct pool_object {
+    PyObject_HEAD gp_pool *pool; /* NULL once handed over */
+    gp_backing *backing; /* the adapter's */
+    struct ext_adapter *adapter; /* NULL once handed over */
+    gp_device *device;
+    size_t exports; /* live exports of all its buffers */
+    bool finishing; /* takes no more work and is handed over with its last export */
+    struct pool_object *next; /* all pools that were not handed over, for the end of the process */
+    struct pool_object *previous;
+    PyObject *weak_references;
+};
+
+/* The gp_pool (borrowed), or NULL with PoolStateError: closed, or finishing. */
+gp_pool *ext_pool_get(struct pool_object *self);
+void ext_pool_hand_over(struct pool_object *self);
+/* Closes every pool that is left, until the deadline (CLOCK_MONOTONIC ns). Attached; raises nothing. */
+void ext_pool_close_all(uint64_t deadline);
+PyObject *ext_pool_close(struct pool_object *self, PyObject *unused);
+PyObject *ext_pool_enter(struct pool_object *self, PyObject *unused);
+PyObject *ext_pool_exit(struct pool_object *self, PyObject *const *args, Py_ssize_t nargs);
+/* What close() does to the object once the pool inside is closed. */
+void ext_pool_drop_streams(struct pool_object *self);
+
+/* The pool's stream for an argument; the stream object is kept alive. *out is a new reference. With
+ * `optional`, None gives *out NULL (the block's own stream). 0, or -1 with an exception. */
+int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, bool optional,
+                    gp_stream **out);
+/* A block, first by the way that never blocks, then detached. 0, or -1 with an exception. */
+int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream, unsigned flags,
+                   uintptr_t *address);
+
+extern PyMethodDef ext_pool_call_methods[];
+PyObject *ext_pool_get_stats(struct pool_object *self, void *unused);
+PyObject *ext_pool_get_limit(struct pool_object *self, void *unused);
+PyObject *ext_pool_get_unreturned(struct pool_object *self, void *unused);
+PyObject *ext_pool_snapshot(struct pool_object *self, PyObject *unused);
+PyObject *ext_limit_result(struct module_state *state, const gp_limit_result *result);
+
+#endif

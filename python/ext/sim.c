@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests. The first
+ * argument of each function is N of "sim:N".
+ */
+#include "module.h"
+
+#ifdef GROWPOOL_TESTING
+
+#include "../../tests/support/sim.h"
+#include "errors.h"
+
+/* The simulated device of an ordinal, opened if need be; NULL with an exception. */
+static gp__sim *sim_of(PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted)
+{
+    if (nargs != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments expected, %zd given", wanted, nargs);
+        return NULL;
+    }
+    int ordinal = (int)PyLong_AsLong(args[0]);
+    if (ordinal == -1 && PyErr_Occurred())
+        return NULL;
+    gp_device *device;
+    gp_error error = {0};
+    if (gp_device_open(GP_DEVICE_SIM, ordinal, &device, &error) == GP_OK)
+        return gp__sim_of(device);
+    PyErr_SetString(PyExc_RuntimeError, error.message);
+    return NULL;
+}
+
+/* args[index] as a number; -1 with an exception is told by PyErr_Occurred(). */
+static size_t number(PyObject *const *args, Py_ssize_t index)
+{
+    return PyLong_AsSize_t(args[index]);
+}
+
+static PyObject *none_unless_raised(void)
+{
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *sim_stream_create(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    int blocking = sim != NULL ? PyObject_IsTrue(args[1]) : -1;
+    if (blocking < 0)
+        return NULL;
+    return PyLong_FromSize_t(gp__sim_stream_create(sim, blocking ? GP__SIM_STREAM_BLOCKING : 0));
+}
+
+static PyObject *sim_stream_destroy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    size_t handle = sim != NULL ? number(args, 1) : 0;
+    if (sim != NULL && !PyErr_Occurred())
+        gp__sim_stream_destroy(sim, handle);
+    return none_unless_raised();
+}
+
+/* (ordinal, stream, address, bytes) */
+static PyObject *sim_launch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 4);
+    if (sim == NULL)
+        return NULL;
+    size_t handle = number(args, 1), address = number(args, 2), bytes = number(args, 3);
+    if (!PyErr_Occurred())
+        gp__sim_launch(sim, handle, address, bytes);
+    return none_unless_raised();
+}
+
+/* (ordinal, stream, count) */
+static PyObject *sim_complete(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 3);
+    if (sim == NULL)
+        return NULL;
+    size_t handle = number(args, 1), count = number(args, 2);
+    return PyErr_Occurred() ? NULL : PyLong_FromSize_t(gp__sim_complete(sim, handle, count));
+}
+
+static PyObject *sim_complete_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    if (sim != NULL)
+        gp__sim_complete_all(sim);
+    return none_unless_raised();
+}
+
+static PyObject *sim_pending_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    return sim != NULL ? PyLong_FromSize_t(gp__sim_pending_all(sim)) : NULL;
+}
+
+/* (ordinal, True: a wait lets the device run; False: it times out) */
+static PyObject *sim_set_wait_completes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    int completes = sim != NULL ? PyObject_IsTrue(args[1]) : -1;
+    if (completes >= 0)
+        gp__sim_set_wait_mode(sim, completes ? GP__SIM_WAIT_COMPLETES : GP__SIM_WAIT_TIMES_OUT);
+    return none_unless_raised();
+}
+
+/* (ordinal, stream, 0 global, 1 thread-local, 2 relaxed) */
+static PyObject *sim_capture_begin(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 3);
+    if (sim == NULL)
+        return NULL;
+    size_t handle = number(args, 1), mode = number(args, 2);
+    if (!PyErr_Occurred())
+        gp__sim_capture_begin(sim, handle, (enum gp__sim_capture_mode)mode);
+    return none_unless_raised();
+}
+
+static PyObject *sim_capture_end(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    size_t handle = sim != NULL ? number(args, 1) : 0;
+    if (sim == NULL || PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(gp__sim_capture_end(sim, handle));
+}
+
+static PyObject *sim_kill_context(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    if (sim != NULL)
+        gp__sim_kill_context(sim);
+    return none_unless_raised();
+}
+
+/* (ordinal, n, forever) */
+static PyObject *sim_fail_at(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 3);
+    if (sim == NULL)
+        return NULL;
+    size_t fail_at = number(args, 1);
+    int forever = PyObject_IsTrue(args[2]);
+    if (!PyErr_Occurred())
+        gp__sim_fail_at(sim, fail_at, forever > 0);
+    return none_unless_raised();
+}
+
+/* (calls counted since fail_at, how many of them failed, the last one's name) */
+static PyObject *sim_faults(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    if (sim == NULL)
+        return NULL;
+    return Py_BuildValue("KKs", (unsigned long long)gp__sim_fault_calls(sim),
+                         (unsigned long long)gp__sim_faults_fired(sim), gp__sim_fault_name(sim));
+}
+
+static PyObject *sim_set_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    size_t bytes = sim != NULL ? number(args, 1) : 0;
+    if (sim != NULL && !PyErr_Occurred())
+        gp__sim_set_memory(sim, bytes);
+    return none_unless_raised();
+}
+
+static PyObject *sim_ledger(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    if (sim == NULL)
+        return NULL;
+    struct gp__sim_ledger ledger;
+    gp__sim_get_ledger(sim, &ledger);
+    return Py_BuildValue(
+        "{snsnsnsnsnsnsnsnsnsK}", "reservation_count", (Py_ssize_t)ledger.reservation_count,
+        "reserved_bytes", (Py_ssize_t)ledger.reserved_bytes, "chunk_count",
+        (Py_ssize_t)ledger.chunk_count, "physical_bytes", (Py_ssize_t)ledger.physical_bytes,
+        "unreleased_count", (Py_ssize_t)ledger.unreleased_count, "mapping_count",
+        (Py_ssize_t)ledger.mapping_count, "mapped_bytes", (Py_ssize_t)ledger.mapped_bytes,
+        "event_count", (Py_ssize_t)ledger.event_count, "entered", (Py_ssize_t)ledger.entered,
+        "calls", (unsigned long long)ledger.calls);
+}
+
+static PyObject *sim_violations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    if (sim == NULL)
+        return NULL;
+    return Py_BuildValue("Ks", (unsigned long long)gp__sim_violations(sim),
+                         gp__sim_violation_text(sim));
+}
+
+static void count_violation(void *context, const char *message)
+{
+    (void)context;
+    (void)message;
+}
+
+/* (ordinal, True: count violations; False: print and abort, the default) */
+static PyObject *sim_count_violations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    int count = sim != NULL ? PyObject_IsTrue(args[1]) : -1;
+    if (count >= 0)
+        gp__sim_on_violation(sim, count ? count_violation : NULL, NULL);
+    return none_unless_raised();
+}
+
+static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    PyObject *list = sim != NULL ? PyList_New(0) : NULL;
+    for (size_t i = 0; list != NULL && i < gp__sim_log_count(sim); i++) {
+        PyObject *line = PyUnicode_FromString(gp__sim_log_line(sim, i));
+        if (line == NULL || PyList_Append(list, line) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(line);
+    }
+    return list;
+}
+
+#define FUNCTION(name_)                                                                            \
+    {                                                                                              \
+#name_, (PyCFunction)(void (*)(void))sim_##name_, METH_FASTCALL, NULL                      \
+    }
+
+static PyMethodDef sim_functions[] = {
+    FUNCTION(stream_create),
+    FUNCTION(stream_destroy),
+    FUNCTION(launch),
+    FUNCTION(complete),
+    FUNCTION(complete_all),
+    FUNCTION(pending_all),
+    FUNCTION(set_wait_completes),
+    FUNCTION(capture_begin),
+    FUNCTION(capture_end),
+    FUNCTION(kill_context),
+    FUNCTION(fail_at),
+    FUNCTION(faults),
+    FUNCTION(set_memory),
+    FUNCTION(ledger),
+    FUNCTION(violations),
+    FUNCTION(count_violations),
+    FUNCTION(log),
+    {NULL, NULL, 0, NULL},
+};
+
+int ext_add_sim(PyObject *module, struct module_state *state)
+{
+    (void)state;
+    gp__sim_register();
+    PyObject *sim = PyModule_New("growpool._core._sim");
+    int result = sim == NULL ? -1 : PyModule_AddFunctions(sim, sim_functions);
+    if (result == 0)
+        result = PyModule_AddObjectRef(module, "_sim", sim);
+    Py_XDECREF(sim);
+    return result;
+}
+
+#endif

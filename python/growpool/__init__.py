@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory pools that grow in place, stay under a limit, and shrink when idle.
+
+A pool asks two callables of yours for physical memory, in chunks, and gives it back when no stream
+uses it any more. Importing this package touches no driver.
+"""
+
+from __future__ import annotations
+
+import atexit as _atexit
+
+from growpool import _core, cuda, host
+from growpool._core import (
+    Buffer,
+    CachingBacking,
+    Chunk,
+    DeviceBacking,
+    HostNumaBacking,
+    LimitResult,
+    Pool,
+    Stats,
+    __version__,
+    cuda_unavailable_reason,
+    is_cuda_available,
+)
+from growpool._errors import (
+    AddressSpaceError,
+    CaptureError,
+    DriverError,
+    Error,
+    LimitExceededError,
+    OutOfMemoryError,
+    PoolStateError,
+    ReleaseWarning,
+)
+
+__all__ = [
+    "AddressSpaceError",
+    "Buffer",
+    "CachingBacking",
+    "CaptureError",
+    "Chunk",
+    "DeviceBacking",
+    "DriverError",
+    "Error",
+    "HostNumaBacking",
+    "LimitExceededError",
+    "LimitResult",
+    "OutOfMemoryError",
+    "Pool",
+    "PoolStateError",
+    "ReleaseWarning",
+    "Stats",
+    "__version__",
+    "cuda",
+    "cuda_unavailable_reason",
+    "host",
+    "is_cuda_available",
+]
+
+# Handlers run in reverse order: those registered after this import come first and find pools alive.
+_atexit.register(_core._shut_down)

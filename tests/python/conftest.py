@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the Python tests. What needs the simulated device fails without a testing build."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import growpool
+import pytest
+from helpers import Supplier
+
+_ordinals = itertools.count()
+
+
+class Sim:
+    """One simulated device, new for each test: ``sim.launch(stream, address, bytes)`` and so on."""
+
+    def __init__(self, module: Any, ordinal: int) -> None:
+        self._module = module
+        self.ordinal = ordinal
+        self.device = f"sim:{ordinal}"
+        self.device_id = -2 - ordinal
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._module, name)
+        return lambda *args: function(self.ordinal, *args)
+
+    def stream(self, blocking: bool = False) -> int:
+        """Make a stream and return its handle."""
+        return int(self.stream_create(blocking))
+
+    @property
+    def state(self) -> SimpleNamespace:
+        """The ledger by attribute."""
+        return SimpleNamespace(**self.ledger())
+
+
+@pytest.fixture
+def sim() -> Iterator[Sim]:
+    """A simulated device; the test fails if anything is left in its ledger at the end."""
+    module = getattr(growpool._core, "_sim", None)
+    if module is None:
+        pytest.fail("the simulated device is in testing builds only: put build/testing first")
+    device = Sim(module, next(_ordinals))
+    yield device
+    gc.collect()
+    assert device.violations() == (0, "")
+    assert device.state.entered == 0
+
+
+@pytest.fixture
+def supplier() -> Iterator[Supplier]:
+    """Callbacks that keep books; every chunk must be back at the end unless the test says so."""
+    supplier = Supplier()
+    yield supplier
+    if supplier.must_be_empty:
+        assert supplier.out == []
+        assert supplier.taken == supplier.given
+
+
+@pytest.fixture
+def pool(supplier: Supplier) -> Iterator[growpool.Pool]:
+    """A host pool fed by the supplier, closed at the end."""
+    pool = growpool.Pool("host", alloc=supplier.alloc, free=supplier.free, name="test")
+    yield pool
+    pool.close()

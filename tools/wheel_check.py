@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the installed package as users get it: complete, working, and without test hooks."""
+
+import pathlib
+import subprocess
+
+import growpool
+
+folder = pathlib.Path(growpool.__file__).parent
+assert "site-packages" in folder.parts, f"not the installed package: {folder}"
+for name in ("py.typed", "_core.pyi", "__main__.py"):
+    assert (folder / name).is_file(), f"the wheel lacks {name}"
+(extension,) = folder.glob("_core*.so")
+
+symbols = subprocess.run(
+    ["nm", "--dynamic", "--defined-only", extension], check=True, capture_output=True, text=True
+).stdout.split("\n")
+exported = {line.split()[-1] for line in symbols if line.strip()}
+assert exported == {"PyInit__core"}, f"the extension exports more than its init: {exported}"
+
+needed = subprocess.run(
+    ["readelf", "--dynamic", extension], check=True, capture_output=True, text=True
+).stdout
+assert "libcuda" not in needed, "the extension links to a CUDA library"
+assert b"gp__sim_" not in extension.read_bytes(), "the wheel holds the simulated driver"
+
+try:
+    growpool.Pool("sim:0")
+except Exception as error:
+    assert "sim" in str(error), f"unhelpful refusal of the simulated device: {error!r}"
+else:
+    raise SystemExit("the wheel offers the simulated device")
+
+with growpool.Pool("host", limit="64 MiB") as pool:
+    buffer = pool.allocate("1 MiB")
+    memoryview(buffer).cast("B")[0] = 7
+    buffer.close()
+    assert pool.trim() > 0
+print("1 passed, 0 failed")
