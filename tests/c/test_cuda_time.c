@@ -190,6 +190,33 @@ static void captures_are_seen(void **state)
     expect_contexts_balanced();
 }
 
+/* Measured on an H200: the id of a capturing stream costs the capture, whatever the mode. */
+static void capturing_stream_is_not_asked_for_its_id(void **state)
+{
+    gp_device *device = open_device(0);
+    uintptr_t stream = 0;
+    struct gp__stream_key key;
+    bool capturing = false;
+    gp_error error;
+    (void)state;
+    CHECK_OK(gp_cuda_stream_create(device, 0, &stream, &error), &error);
+    struct gp__stream_key bound = resolve(device, GP__CU_STREAM_PER_THREAD);
+    long asked = fake_calls("cuStreamGetId");
+    fake_set("capture", 1);
+    CHECK_STATUS(GP_ERR_CAPTURE, device->driver->stream_resolve(device, stream, &key, &error),
+                 &error);
+    CHECK_STATUS(GP_ERR_CAPTURE,
+                 device->driver->stream_resolve(device, GP__CU_STREAM_PER_THREAD, &key, &error),
+                 &error);
+    CHECK_OK(device->driver->stream_capturing(device, &bound, &capturing, &error), &error);
+    assert_true(capturing);
+    assert_int_equal(fake_calls("cuStreamGetId"), asked);
+    fake_set("capture", 0);
+    CHECK_OK(device->driver->stream_resolve(device, stream, &key, &error), &error);
+    CHECK_OK(gp_cuda_stream_destroy(device, stream, &error), &error);
+    expect_contexts_balanced();
+}
+
 static void capture_errors_have_their_status(void **state)
 {
     gp_device *device = open_device(0);
@@ -515,6 +542,7 @@ int main(int argc, char **argv)
         CASE(junk_stream_is_refused, .settings = NULL),
         CASE(reused_handle_is_not_fenced, .settings = NULL),
         CASE(captures_are_seen, .settings = NULL),
+        CASE(capturing_stream_is_not_asked_for_its_id, .settings = NULL),
         CASE(capture_errors_have_their_status, .settings = NULL),
         CASE(fence_completes, .settings = NULL),
         CASE(dead_context_has_passed, .settings = NULL),

@@ -434,6 +434,9 @@ static gp__cu_result fake_cuStreamGetId(gp__cu_stream stream, unsigned long long
     CALLED(cuStreamGetId, "stream=%p", (void *)stream);
     if (context_of(stream) == NULL)
         return GP__CUDA_ERROR_INVALID_CONTEXT;
+    /* As the real driver does; there it invalidates the capture as well. */
+    if (setting("capture", GP__CU_STREAM_CAPTURE_STATUS_NONE) != GP__CU_STREAM_CAPTURE_STATUS_NONE)
+        return GP__CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if ((uintptr_t)stream == GP__CU_STREAM_PER_THREAD) {
         own_id = own_id != 0 ? own_id : ++stream_count;
         *id = own_id;
