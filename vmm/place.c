@@ -105,7 +105,7 @@ static bool could_use(const gp_pool *pool, const struct gp__span *span, size_t *
  * shortest that starts where it starts and holds the block. */
 static size_t least_in(const gp_pool *pool, const struct gp__segment *segment, size_t bytes)
 {
-    size_t least = SIZE_MAX, held = 0, fresh = 0, anew, first_anew;
+    size_t least = SIZE_MAX, held = 0, fresh = 0, anew = 0, first_anew = 0;
     const struct gp__span *first = segment->first;
     for (const struct gp__span *span = first; span != NULL; span = span->next) {
         if (!could_use(pool, span, &anew)) {

@@ -201,7 +201,7 @@ static void capturing_stream_is_not_asked_for_its_id(void **state)
     (void)state;
     CHECK_OK(gp_cuda_stream_create(device, 0, &stream, &error), &error);
     struct gp__stream_key bound = resolve(device, GP__CU_STREAM_PER_THREAD);
-    long asked = fake_calls("cuStreamGetId");
+    unsigned long asked = fake_calls("cuStreamGetId");
     fake_set("capture", 1);
     CHECK_STATUS(GP_ERR_CAPTURE, device->driver->stream_resolve(device, stream, &key, &error),
                  &error);
