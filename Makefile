@@ -27,12 +27,13 @@ LONG := GP_TEST_LONG=1 GP_TEST_OPS=100000
 
 .PHONY: help demo test test-long clean setup-test install
 .PHONY: testing-build asan-build tsan-build c-tests python-tests wheel-check lint asan-tests tsan-tests
-.PHONY: long-c-tests long-python-tests long-asan-tests long-tsan-tests format
+.PHONY: long-c-tests long-python-tests long-asan-tests long-tsan-tests mutants format
 
 help:
 	@echo "make demo       a pool grows, meets its limit and shrinks; DEMO_ARGS='--device host'"
 	@echo "make test       every check: C and Python tests, lint, sanitizers"
 	@echo "make test-long  the same with the full counts"
+	@echo "make mutants    breaks the core on purpose; the named tests must notice"
 	@echo "make format     clang-format over the C files"
 	@echo "make clean      removes build/ and .venv/"
 
@@ -72,6 +73,7 @@ test-long:
 	$(MAKE) long-python-tests
 	$(MAKE) lint
 	$(MAKE) wheel-check
+	$(MAKE) mutants
 	$(MAKE) long-asan-tests
 	$(MAKE) long-tsan-tests
 
@@ -145,6 +147,9 @@ long-asan-tests: asan-build
 
 long-tsan-tests: tsan-build
 	$(LONG) $(TSAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/tsan --label-regex threads
+
+mutants: setup-test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/mutants.py
 
 # ---- upkeep --------------------------------------------------------------------------------------
 
