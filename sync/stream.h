@@ -66,6 +66,9 @@
  *       and our question or record, and none runs on unknown streams, or on the
  *       per-thread default stream of another thread, while memory with unknown owners is trimmed.
  *
+ *   Both suppose that nobody destroys a stream that the pool knows without forget_stream: between our look
+ *   at a handle and our record in it the driver could hand it to another stream, or crash.
+ *
  * LOCKS. A timeline has no lock of its own: the pool's lock (GP__RANK_POOL) guards it. Functions
  * marked "lock: held" want it held; "lock: dropped" take and drop it themselves around driver calls.
  *
