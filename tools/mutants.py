@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Breaks growpool on purpose, one patch of tests/mutants at a time, and wants the named tests to fail.
+"""Breaks growpool on purpose, one patch of tests/mutants at a time; the named tests must fail.
 
-Works on a copy of the tree under build/mutants; every test must pass there before anything is broken.
+Works on a copy of the tree under build/mutants, where every test must pass before any is broken.
 """
 
 import pathlib
@@ -18,9 +18,10 @@ SECONDS = 120
 
 def run(*command: object, quiet: bool = True) -> int:
     output = subprocess.DEVNULL if quiet else None
+    words = [str(word) for word in command]
     try:
         return subprocess.run(
-            [str(word) for word in command], stdout=output, stderr=output, timeout=SECONDS, cwd=SOURCE
+            words, stdout=output, stderr=output, timeout=SECONDS, cwd=SOURCE
         ).returncode
     except subprocess.TimeoutExpired:
         return -1

@@ -4,9 +4,9 @@
 usage: bench_first_light.py FLOOR [PAUSE], where FLOOR is tests/gpu/floor.c, built.
 Medians of repeated calls on whatever machine this is: read ratios, not absolutes.
 
-The driver charges for memory that was released a moment ago: creating 16 GiB took 0.8 ms from memory
-at rest and 25 to 38 ms right after a release (H200, driver 580.159). So those who are compared take
-turns, round by round, each after PAUSE seconds (default 1) in which the device rests.
+The driver charges for memory that was released a moment ago: creating 16 GiB took 0.8 ms from
+memory at rest and 25 to 38 ms right after a release (H200, driver 580.159). So those who are
+compared take turns, round by round, each after PAUSE seconds (default 1) of rest.
 """
 
 from __future__ import annotations
