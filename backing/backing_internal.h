@@ -47,6 +47,8 @@ gp_status gp__state_error(gp_error *error, gp_reason reason, const char *format,
 /* gp__driver_error() for a failed system call: the name comes from errno. */
 gp_status gp__errno_error(gp_error *error, gp_status status, const char *call, int code,
                           uintptr_t va, size_t size);
+/* "128 MiB" where the size is a whole number of a unit, else "1000 bytes": exact, and for people. */
+const char *gp__size_text(size_t bytes, char buffer[static 32]);
 /* GP_ERR_STATE in a forked child and after gp_begin_exit(). Takes no lock. */
 gp_status gp__check_process(gp_error *error);
 /* Is `size` a size that chunks of the device can have? GP_ERR_ARGUMENT says why not. */

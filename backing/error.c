@@ -157,3 +157,15 @@ gp_status gp__errno_error(gp_error *error, gp_status status, const char *call, i
     }
     return gp__driver_error(error, status, call, code, name, va, size);
 }
+
+const char *gp__size_text(size_t bytes, char buffer[static 32])
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    size_t unit = 0;
+    while (unit + 1 < sizeof units / sizeof *units && bytes != 0 && bytes % 1024 == 0) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(buffer, 32, "%zu %s", bytes, units[unit]);
+    return buffer;
+}

@@ -174,6 +174,9 @@ static void *run_worker(void *argument)
     struct item *item;
     while ((item = take_item(state)) != NULL) {
         item->function(item->context);
+        if (gp__host_check_fork(NULL) != GP_OK) {
+            return NULL; /* the function forked: in the child this is the only thread */
+        }
         gp__free(item);
         count_completed(state);
     }

@@ -192,23 +192,35 @@ static gp_status wait_stream(struct gp__timeline *timeline, gp_stream *stream, u
     return status == GP_OK && !passed ? wait_everything(timeline, interrupt, error) : status;
 }
 
-/* Keeps new fences away, and waits until no thread is putting one on the stream. */
-static gp_status wait_recorders(struct gp__timeline *timeline, gp_stream *stream,
+/* Sleeps a little with the lock dropped. GP_NOT_READY, or interrupted. lock: held, dropped inside. */
+static gp_status sleep_a_little(struct gp__timeline *timeline,
                                 const struct gp__interrupt *interrupt, gp_error *error)
 {
     const struct timespec pause = {0, 100000};
+    gp__mutex_unlock(timeline->lock);
+    nanosleep(&pause, NULL);
+    gp_status status = interrupted(interrupt, error);
+    gp__mutex_lock(timeline->lock);
+    return status;
+}
+
+/* Keeps new fences away, and waits until no thread is putting one on the stream. Of several threads that
+ * forget one stream the first does it; the others wait for it to end, and take over if it gave up. */
+static gp_status wait_recorders(struct gp__timeline *timeline, gp_stream *stream,
+                                const struct gp__interrupt *interrupt, gp_error *error)
+{
     gp_status status = GP_NOT_READY;
     gp__mutex_lock(timeline->lock);
+    while (stream->state == GP__STREAM_LEAVING && status == GP_NOT_READY)
+        status = sleep_a_little(timeline, interrupt, error);
     enum gp__stream_state before = stream->state;
-    stream->state = GP__STREAM_LEAVING;
-    while (stream->recording > 0 && status == GP_NOT_READY) {
-        gp__mutex_unlock(timeline->lock);
-        nanosleep(&pause, NULL);
-        status = interrupted(interrupt, error);
-        gp__mutex_lock(timeline->lock);
+    if (status == GP_NOT_READY && before != GP__STREAM_FORGOTTEN) {
+        stream->state = GP__STREAM_LEAVING;
+        while (stream->recording > 0 && status == GP_NOT_READY)
+            status = sleep_a_little(timeline, interrupt, error);
+        if (status != GP_NOT_READY)
+            stream->state = before;
     }
-    if (stream->recording > 0)
-        stream->state = before;
     gp__mutex_unlock(timeline->lock);
     return status == GP_NOT_READY ? GP_OK : status;
 }
@@ -229,7 +241,6 @@ static void unlink_stream(struct gp__timeline *timeline, gp_stream *stream)
         gp__fence_update_slot(timeline, slot);
 }
 
-/* One of several threads that forget the same stream does it; the others find it done. */
 static gp_status forget(struct gp__timeline *timeline, gp_stream *stream, uint64_t ticket,
                         const struct gp__interrupt *interrupt, gp_error *error)
 {
@@ -254,7 +265,7 @@ gp_status gp__timeline_forget(struct gp__timeline *timeline, gp_stream *stream,
     gp_device *device = timeline->device;
     struct gp__entry entry;
     gp__mutex_lock(timeline->lock);
-    bool known = stream->state == GP__STREAM_LIVE || stream->state == GP__STREAM_GONE;
+    bool known = stream->state != GP__STREAM_FORGOTTEN;
     bool owns = known && gp__timeline_bit(timeline, stream) != 0;
     uint64_t ticket = timeline->clock;
     gp__mutex_unlock(timeline->lock);

@@ -180,7 +180,10 @@ static void init(gp_pool *pool, const gp_pool_options *options)
     pool->page = options->chunk_size != 0 ? options->chunk_size : options->device->granularity;
     pool->flags = options->flags;
     pool->limit = options->limit;
-    pool->interrupt = (struct gp__interrupt){options->interrupted, options->interrupted_context};
+    pool->interrupted = options->interrupted;
+    pool->interrupted_context = options->interrupted_context;
+    if (options->interrupted != NULL)
+        pool->interrupt = (struct gp__interrupt){gp__pool_interrupted, pool};
     pool->generation = gp__fork_generation();
     pool->references = 1;
     pool->reaper = (struct gp__reaper_client){.function = gp__pool_service, .context = pool};
@@ -398,6 +401,9 @@ static void destroy(gp_pool *pool)
     while (pool->unreturned != NULL) {
         struct gp__retired *item = pool->unreturned;
         pool->unreturned = item->next;
+        /* No pool holds it any more: whoever else has it may close it or supply it again. */
+        gp__chunk_move(item->chunk, GP__CHUNK_UNRETURNED, GP__CHUNK_UNMAPPED);
+        gp__chunk_move(item->chunk, GP__CHUNK_UNMAPPED, GP__CHUNK_IDLE);
         gp_chunk_release(item->chunk);
         gp__free(item);
     }

@@ -131,26 +131,40 @@ static bool climb(struct gp__growth *growth, enum rung rung, gp_status *status, 
     }
 }
 
+/* What the caller can do about the limit beyond the obvious. lock: held. */
+static const char *limit_advice(const gp_pool *pool)
+{
+    if (pool->page > pool->limit)
+        return "; the limit is smaller than one chunk";
+    if (pool->unreturned_bytes > 0)
+        return "; chunks whose free failed count too, until return_unreturned";
+    return "";
+}
+
 /* What the caller is told when no rung is left. */
 static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *error)
 {
     gp_pool *pool = growth->pool;
+    char wanted[32], physical[32], used[32], limit[32];
     gp__mutex_lock(&pool->lock);
+    size_t held = pool->physical - growth->credit;
+    gp__size_text(growth->bytes, wanted);
+    gp__size_text(held, physical);
+    gp__size_text(pool->used_bytes, used);
+    gp__size_text(pool->limit, limit);
     if (growth->obstacle == GP__OBSTACLE_LIMIT)
         gp_error_set(error, GP_ERR_LIMIT,
-                     "pool '%s' has no room for %zu bytes: %zu physical bytes, %zu of them in "
-                     "blocks, under a limit of %zu; free blocks or raise the limit",
-                     pool->name, growth->bytes, pool->physical - growth->credit, pool->used_bytes,
-                     pool->limit);
+                     "pool '%s' has no room for %s: it holds %s of physical memory, %s of it in "
+                     "blocks, under a limit of %s; free blocks or raise the limit%s",
+                     pool->name, wanted, physical, used, limit, limit_advice(pool));
     else if (growth->obstacle == GP__OBSTACLE_BACKING)
         gp_error_set(error, GP_ERR_OUT_OF_MEMORY,
-                     "the backing of pool '%s' refused %u times to supply memory for %zu bytes: "
-                     "%zu physical bytes, %zu of them in blocks; free blocks, trim other pools, "
-                     "or supply more",
-                     pool->name, growth->refusals, growth->bytes, pool->physical - growth->credit,
-                     pool->used_bytes);
+                     "the backing of pool '%s' had no memory for %s (asked %u times); the pool "
+                     "holds %s of physical memory, %s of it in blocks; free blocks, trim other "
+                     "pools, or supply more",
+                     pool->name, wanted, growth->refusals, physical, used);
     if (growth->obstacle != GP__OBSTACLE_NONE)
-        gp__pool_figures(pool, growth->bytes, pool->physical - growth->credit, error);
+        gp__pool_figures(pool, growth->bytes, held, error);
     gp__mutex_unlock(&pool->lock);
     return status;
 }

@@ -101,7 +101,9 @@ struct gp_pool {
     size_t chunk_size; /* 0: planned */
     size_t address_space;
     unsigned flags;
-    struct gp__interrupt interrupt;
+    int (*interrupted)(void *context); /* the user's hook; NULL: none */
+    void *interrupted_context;
+    struct gp__interrupt interrupt; /* gp__pool_interrupted(), around that hook */
     unsigned generation; /* of the process that made it */
 
     uint64_t references; /* atomic */
@@ -319,6 +321,9 @@ gp_status gp__return_chunk(gp_pool *pool, struct gp__mapping *mapping, size_t *c
 /* Asks the backing for a chunk, marking this thread as inside the pool's callback. lock: dropped. */
 gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **out,
                           gp_error *error);
+/* Asks the user's hook, which may run a signal handler: the thread counts as inside the pool's callback
+ * meanwhile, so a handler that would wait for this very operation is told so. */
+int gp__pool_interrupted(void *pool);
 /* What the reaper runs; and one slice of closing a pool that nobody holds, after which the pool may be
  * gone. */
 uint64_t gp__pool_service(void *context);

@@ -26,11 +26,22 @@ gp_status gp__pool_not_inside(const gp_pool *pool, const char *operation, gp_err
     for (const struct callout *callout = callouts; callout != NULL; callout = callout->outer) {
         if (callout->pool == pool)
             return gp_error_set(error, GP_ERR_REENTRANT,
-                                "%s pool '%s' inside its own callback would call the same backing "
-                                "again; use another pool there, or do it after the callback",
+                                "%s pool '%s' inside its own callback, or in a signal handler that "
+                                "interrupted it, would call the same backing again; use another "
+                                "pool there, or do it afterwards",
                                 operation, pool->name);
     }
     return GP_OK;
+}
+
+int gp__pool_interrupted(void *context)
+{
+    const gp_pool *pool = context;
+    struct callout here = {pool, callouts};
+    callouts = &here;
+    int stop = pool->interrupted(pool->interrupted_context);
+    callouts = here.outer;
+    return stop;
 }
 
 gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **out, gp_error *error)

@@ -282,7 +282,7 @@ static void a_hopeless_request_trims_nothing(void **state)
     assert_int_equal(world.error.physical, 6 * MIB);
     assert_int_equal(world.error.limit, 8 * MIB);
     assert_int_equal(world.error.largest_free, 2 * MIB);
-    CHECK(strstr(world.error.message, "8388608") != NULL, "no limit in \"%s\"",
+    CHECK(strstr(world.error.message, "a limit of 8 MiB") != NULL, "no limit in \"%s\"",
           world.error.message);
     assert_int_equal(world_stats(&world).trim_count, 0);
     assert_int_equal(world.free_calls, 0);

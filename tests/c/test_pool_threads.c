@@ -238,11 +238,55 @@ static void threads_race_to_close(void **state)
     }
 }
 
+/* Threads that all forget the same stream at once: one of them does it. */
+static void *race_forget(void *context)
+{
+    struct worker *worker = context;
+    uintptr_t handle = worker->arena->boxes[0].block;
+    worker->failures += gp_pool_forget_stream(worker->arena->pool, handle, NULL) != GP_OK;
+    return NULL;
+}
+
+static void threads_forget_one_stream(void **state)
+{
+    (void)state;
+    gp_device *device;
+    struct arena arena = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    assert_int_equal(gp_device_open(GP_DEVICE_HOST, 0, &device, NULL), GP_OK);
+    gp_pool_options options = {.device = device, .limit = GP_NO_LIMIT, .address_space = 64 * MIB};
+    assert_int_equal(gp_pool_create(&options, &arena.pool, NULL), GP_OK);
+    for (int round = 0; round < 100; round++) {
+        struct worker workers[WORKERS];
+        pthread_t threads[WORKERS];
+        gp_host_stream *host;
+        gp_stream *stream;
+        uintptr_t block;
+        assert_int_equal(gp_host_stream_create(&host, NULL), GP_OK);
+        arena.boxes[0].block = (uintptr_t)gp_host_stream_id(host);
+        assert_int_equal(gp_pool_stream(arena.pool, arena.boxes[0].block, &stream, NULL), GP_OK);
+        assert_int_equal(gp_pool_malloc(arena.pool, 4096, stream, 0, &block, NULL), GP_OK);
+        assert_int_equal(gp_pool_free(arena.pool, block, NULL, 0, NULL), GP_OK);
+        gp_stream_release(stream);
+        for (int i = 0; i < WORKERS; i++) {
+            workers[i] = (struct worker){&arena, (unsigned)i, 0};
+            assert_int_equal(pthread_create(&threads[i], NULL, race_forget, &workers[i]), 0);
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            pthread_join(threads[i], NULL);
+            assert_int_equal(workers[i].failures, 0);
+        }
+        gp_host_stream_close(host);
+    }
+    assert_int_equal(gp_pool_close(arena.pool, NULL), GP_OK);
+    gp_pool_release(arena.pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_share_a_pool),
         cmocka_unit_test(threads_race_to_close),
+        cmocka_unit_test(threads_forget_one_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

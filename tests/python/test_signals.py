@@ -85,3 +85,32 @@ def test_a_signal_in_forget_stream(supplier: Supplier, alarm: Callable[[float], 
         release.set()
         pool.forget_stream(stream)
         buffer.close()
+
+
+@pytest.mark.parametrize("inner", ["trim", "drain", "close"])
+def test_a_handler_inside_a_wait_cannot_wait_for_it(inner: str) -> None:
+    """It would wait for the very operation that it interrupted; it is told so, and nothing hangs."""
+    stream = growpool.host.Stream()
+    release = threading.Event()
+    answers: list[object] = []
+    with growpool.Pool("host") as pool:
+        address = pool.malloc("4 MiB", stream)
+        stream.submit(release.wait)
+        pool.free(address)
+
+        def handler(*unused: object) -> None:
+            try:
+                answers.append(getattr(pool, inner)())
+            except RuntimeError as error:
+                answers.append(error)
+            release.set()
+
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            assert pool.trim() == 4 << 20
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert len(answers) == 1 and isinstance(answers[0], RuntimeError)
+    assert "signal handler" in str(answers[0])
