@@ -148,17 +148,33 @@ static gp_status cache_alloc(void *context, const gp_request *request, gp_chunk 
     return released == 0 ? status : gp_backing_alloc(cache->inner, request, out, error);
 }
 
-/* True when the chunk is now kept; false when there is no room for it at present. */
-static bool keep(struct cache *cache, struct kept *kept)
+/* Lock held. */
+static bool is_kept(const struct cache *cache, const gp_chunk *chunk)
+{
+    for (const struct kept *kept = cache->oldest; kept != NULL; kept = kept->next) {
+        if (kept->chunk == chunk) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* GP_OK when the chunk is now kept; GP_NOT_READY when there is no room for it at present;
+ * GP_ERR_ARGUMENT when it was kept before: twice in the list it would be handed out twice. */
+static gp_status keep(struct cache *cache, struct kept *kept)
 {
     size_t size = gp_chunk_size(kept->chunk);
+    gp_status status = GP_OK;
     gp__mutex_lock(&cache->lock);
-    bool room = cache->kept_bytes <= cache->keep_bytes - size;
-    if (room) {
+    if (is_kept(cache, kept->chunk)) {
+        status = GP_ERR_ARGUMENT;
+    } else if (cache->kept_bytes > cache->keep_bytes - size) {
+        status = GP_NOT_READY;
+    } else {
         add_newest(cache, kept);
     }
     gp__mutex_unlock(&cache->lock);
-    return room;
+    return status;
 }
 
 /* Room is made first: when the inner backing will not take an old chunk, this free fails as a whole
@@ -176,13 +192,21 @@ static gp_status cache_free(void *context, gp_chunk *chunk, const gp_request *re
     }
     kept->chunk = chunk;
     kept->request = *request;
-    while (!keep(cache, kept)) {
+    gp_status status;
+    while ((status = keep(cache, kept)) == GP_NOT_READY) {
         size_t released;
-        gp_status status = shrink_to(cache, cache->keep_bytes - size, &released, error);
+        status = shrink_to(cache, cache->keep_bytes - size, &released, error);
         if (status != GP_OK) {
             gp__free(kept);
             return status;
         }
+    }
+    if (status != GP_OK) {
+        gp__free(kept);
+        return gp_error_set(error, status,
+                            "chunk %llu of %zu bytes is kept by this cache already: it was given "
+                            "back twice",
+                            (unsigned long long)gp_chunk_id(chunk), size);
     }
     return GP_OK;
 }

@@ -39,8 +39,7 @@ static int set_by_position(const struct ext_signature *signature, PyObject *cons
                            Py_ssize_t nargs, PyObject **out)
 {
     if (nargs > signature->positional) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s() takes at most %zd positional arguments but %zd were given",
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %zd positional arguments, got %zd",
                      signature->function, signature->positional, nargs);
         return -1;
     }
@@ -83,6 +82,11 @@ int ext_parse_tuple(const struct ext_signature *signature, PyObject *args, PyObj
     PyObject *name, *value;
     Py_ssize_t position = 0;
     while (kwargs != NULL && PyDict_Next(kwargs, &position, &name, &value)) {
+        if (!PyUnicode_Check(name)) { /* type_call() lets a dict with any keys through */
+            PyErr_Format(PyExc_TypeError, "%s() keywords must be strings, not %.200s",
+                         signature->function, Py_TYPE(name)->tp_name);
+            return -1;
+        }
         if (set_by_name(signature, name, value, out) < 0)
             return -1;
     }
@@ -107,7 +111,11 @@ static int size_of_int(PyObject *object, const char *what, size_t *out)
     if (value == -1 && PyErr_Occurred())
         return -1;
     if (value < 0 && overflow <= 0) {
-        PyErr_Format(PyExc_ValueError, "%s must not be negative, got %R", what, object);
+        /* Without %R: an int of thousands of digits cannot be shown. */
+        if (overflow < 0)
+            PyErr_Format(PyExc_ValueError, "%s must not be negative", what);
+        else
+            PyErr_Format(PyExc_ValueError, "%s must not be negative, got %lld", what, value);
         return -1;
     }
     if (overflow > 0)
@@ -116,8 +124,26 @@ static int size_of_int(PyObject *object, const char *what, size_t *out)
     return 0;
 }
 
+/* A part of a text: the characters at..end. */
+struct text {
+    const char *at;
+    const char *end;
+};
+
+static void skip_space(struct text *text)
+{
+    while (text->at < text->end && isspace((unsigned char)*text->at))
+        text->at++;
+}
+
+/* The next character, or NUL at the end. */
+static char peek(const struct text *text)
+{
+    return text->at < text->end ? *text->at : '\0';
+}
+
 /* Bytes of a unit, letters in any case; 0 for a unit that does not exist. */
-static uint64_t unit_bytes(const char *unit)
+static uint64_t unit_bytes(const struct text *unit)
 {
     static const struct {
         const char *name;
@@ -135,11 +161,11 @@ static uint64_t unit_bytes(const char *unit)
         {"tib", UINT64_C(1) << 40},
     };
     char lower[4] = "";
-    size_t length = strlen(unit);
+    size_t length = (size_t)(unit->end - unit->at);
     if (length > 3)
         return 0;
     for (size_t i = 0; i < length; i++)
-        lower[i] = (char)tolower((unsigned char)unit[i]);
+        lower[i] = (char)tolower((unsigned char)unit->at[i]);
     for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
         if (strcmp(lower, units[i].name) == 0)
             return units[i].bytes;
@@ -150,58 +176,64 @@ static uint64_t unit_bytes(const char *unit)
 struct decimal {
     unsigned __int128 whole;
     uint64_t fraction; /* of 10^-18 */
+    bool is_whole; /* nothing but zeros behind the point */
     bool too_big;
 };
 
-/* Reads "12", "12.5", ".5" and moves *text behind it; false when there is no number. */
-static bool read_decimal(const char **text, struct decimal *out)
+/* Reads "12", "12.5", ".5" and moves text->at behind it; false when there is no number. */
+static bool read_decimal(struct text *text, struct decimal *out)
 {
-    const char *at = *text;
     size_t digits = 0;
-    for (; isdigit((unsigned char)*at); at++, digits++) {
-        out->whole = out->whole * 10 + (unsigned)(*at - '0');
+    out->is_whole = true;
+    for (; isdigit((unsigned char)peek(text)); text->at++, digits++) {
+        out->whole = out->whole * 10 + (unsigned)(*text->at - '0');
         out->too_big |= out->whole > UINT64_MAX;
         if (out->too_big)
             out->whole = 0;
     }
     uint64_t weight = UINT64_C(100000000000000000);
-    if (*at == '.') {
-        for (at++; isdigit((unsigned char)*at); at++, digits++, weight /= 10)
-            out->fraction += weight * (unsigned)(*at - '0');
+    if (peek(text) == '.') {
+        for (text->at++; isdigit((unsigned char)peek(text)); text->at++, digits++, weight /= 10) {
+            out->fraction += weight * (unsigned)(*text->at - '0');
+            out->is_whole &= *text->at == '0';
+        }
     }
-    *text = at;
     return digits > 0;
 }
 
-/* Parts of a byte are dropped. */
+static int not_a_size(PyObject *object, const char *what, bool negative)
+{
+    PyErr_Format(PyExc_ValueError,
+                 negative ? "%s must not be negative, got %.200R"
+                          : "%s must be bytes or text such as '8 GiB' or '1.5 MB' (B, KB, "
+                            "MB, GB, TB, KiB, MiB, GiB, TiB), got %.200R",
+                 what, object);
+    return -1;
+}
+
+/* Of KB and more, parts of a byte are dropped: "1.1 GiB" is meant as about that much. A fraction of a
+ * byte itself is a mistake, often a forgotten unit. */
 static int size_of_text(PyObject *object, const char *what, size_t *out)
 {
     Py_ssize_t length;
-    const char *text = PyUnicode_AsUTF8AndSize(object, &length);
-    if (text == NULL)
+    const char *start = PyUnicode_AsUTF8AndSize(object, &length);
+    if (start == NULL)
         return -1;
-    char copy[64];
-    bool fits = (size_t)length < sizeof(copy) && strlen(text) == (size_t)length;
-    memcpy(copy, fits ? text : "", fits ? (size_t)length + 1 : 1);
-    for (size_t end = strlen(copy); end > 0 && isspace((unsigned char)copy[end - 1]); end--)
-        copy[end - 1] = '\0';
-    const char *at = copy;
-    while (isspace((unsigned char)*at))
-        at++;
-    bool negative = *at == '-';
-    at += negative ? 1 : 0;
+    struct text text = {start, start + length};
+    while (text.end > text.at && isspace((unsigned char)text.end[-1]))
+        text.end--;
+    skip_space(&text);
+    bool negative = peek(&text) == '-';
+    text.at += negative ? 1 : 0;
     struct decimal number = {0};
-    bool good = read_decimal(&at, &number);
-    while (isspace((unsigned char)*at))
-        at++;
-    uint64_t unit = unit_bytes(at);
-    if (!good || negative || unit == 0) {
-        PyErr_Format(PyExc_ValueError,
-                     negative && good
-                         ? "%s must not be negative, got %R"
-                         : "%s must be bytes or text such as '8 GiB' or '1.5 MB' (B, KB, "
-                           "MB, GB, TB, KiB, MiB, GiB, TiB), got %R",
-                     what, object);
+    bool good = read_decimal(&text, &number);
+    skip_space(&text);
+    uint64_t unit = unit_bytes(&text);
+    if (!good || negative || unit == 0)
+        return not_a_size(object, what, negative && good);
+    if (unit == 1 && !number.is_whole) {
+        PyErr_Format(PyExc_ValueError, "%s must be whole bytes or have a unit, got %.200R", what,
+                     object);
         return -1;
     }
     unsigned __int128 bytes = number.whole * unit + (unsigned __int128)number.fraction * unit /
@@ -246,7 +278,7 @@ int ext_address(PyObject *object, const char *what, uintptr_t *out)
     Py_DECREF(number);
     if (value == (size_t)-1 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_OverflowError))
-            PyErr_Format(PyExc_ValueError, "%s is no address: %R", what, object);
+            PyErr_Format(PyExc_ValueError, "%s is no address: it is negative or too large", what);
         return -1;
     }
     *out = value;

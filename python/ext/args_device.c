@@ -94,7 +94,13 @@ static int device_of_int(struct module_state *state, PyObject *object, unsigned 
     Py_DECREF(number);
     if (id == -1 && PyErr_Occurred())
         return -1;
-    if (overflow != 0 || id > 100000 || id < -100000)
+    if (overflow != 0) { /* without the number: thousands of digits cannot be shown */
+        PyErr_SetString(PyExc_ValueError,
+                        "unknown device: the int is far out of range; use 'cuda:N' or "
+                        "an int N for a GPU, 'host' for this machine's memory");
+        return -1;
+    }
+    if (id > 100000 || id < -100000)
         return unknown_device(object);
     if (id >= 0)
         return open_device(state, GP_DEVICE_CUDA, (int)id, out);
@@ -109,59 +115,101 @@ static int device_of_int(struct module_state *state, PyObject *object, unsigned 
 #endif
 }
 
-/* The attribute, NULL without an exception when there is none, or -1. */
-static int optional_attribute(PyObject *object, PyObject *name, PyObject **out)
+/* The attribute, or NULL without an exception when there is none; else -1. An AttributeError out of
+ * Python code, say from inside a property, looks the same as no attribute: the first one is kept in
+ * *masked, to be told with the error that comes of it. */
+static int optional_attribute(PyObject *object, PyObject *name, PyObject **out, PyObject **masked)
 {
     *out = PyObject_GetAttr(object, name);
     if (*out != NULL)
         return 0;
     if (!PyErr_ExceptionMatches(PyExc_AttributeError))
         return -1;
-    PyErr_Clear();
+    PyObject *error = py_take_exception();
+    PyObject *traceback = PyException_GetTraceback(error);
+    if (*masked == NULL && traceback != NULL)
+        *masked = Py_NewRef(error);
+    Py_XDECREF(traceback);
+    Py_DECREF(error);
     return 0;
 }
 
-/* torch.device("cpu") says so in `type`; its index means nothing. */
-static int is_cpu_object(struct module_state *state, PyObject *object)
+/* Makes it the __cause__ of the TypeError that is raised, if one is. Takes the reference. */
+static void tell_masked(PyObject *masked)
 {
-    PyObject *type;
-    if (optional_attribute(object, state->name_type, &type) < 0)
-        return -1;
-    int is_cpu =
-        type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "cpu") == 0;
-    Py_XDECREF(type);
-    return is_cpu;
+    if (masked == NULL || !PyErr_Occurred() || !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        Py_XDECREF(masked);
+        return;
+    }
+    PyObject *raised = py_take_exception();
+    PyObject *cause = PyException_GetCause(raised);
+    if (cause == NULL)
+        PyException_SetCause(raised, Py_NewRef(masked));
+    Py_XDECREF(cause);
+    Py_DECREF(masked);
+    py_raise_exception(raised);
 }
 
-static int device_of_object(struct module_state *state, PyObject *object, gp_device **out)
+/* What torch.device says in `type`: 1 for "cpu", whose index means nothing, 0 for "cuda" or nothing,
+ * -1 with an exception for any other kind. */
+static int is_cpu_object(struct module_state *state, PyObject *object, PyObject **masked)
 {
-    int is_cpu = is_cpu_object(state, object);
-    if (is_cpu != 0)
-        return is_cpu < 0 ? -1 : open_device(state, GP_DEVICE_HOST, 0, out);
+    PyObject *type;
+    if (optional_attribute(object, state->name_type, &type, masked) < 0)
+        return -1;
+    int result = 0;
+    if (type == NULL || !PyUnicode_Check(type))
+        result = 0;
+    else if (PyUnicode_CompareWithASCIIString(type, "cpu") == 0)
+        result = 1;
+    else if (PyUnicode_CompareWithASCIIString(type, "cuda") != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "a device of type %.200R cannot be used: only 'cuda' and 'cpu'", type);
+        result = -1;
+    }
+    Py_XDECREF(type);
+    return result;
+}
+
+/* 1: the object has no usable number. */
+static int device_of_attributes(struct module_state *state, PyObject *object, PyObject **masked,
+                                gp_device **out)
+{
     PyObject *const names[] = {state->name_device_id, state->name_index, state->name_id};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+    int result = 1;
+    for (size_t i = 0; result > 0 && i < sizeof(names) / sizeof(names[0]); i++) {
         PyObject *id;
-        if (optional_attribute(object, names[i], &id) < 0)
+        if (optional_attribute(object, names[i], &id, masked) < 0)
             return -1;
         if (id == NULL)
             continue;
-        int result;
         if (id == Py_None && names[i] == state->name_index)
             result = open_device(state, GP_DEVICE_CUDA, 0, out);
         else if (PyIndex_Check(id) && !PyBool_Check(id))
             result = device_of_int(state, id, EXT_DEVICE_CALLBACK_IDS, out);
-        else
-            result = 1;
         Py_DECREF(id);
-        if (result <= 0)
-            return result;
     }
-    PyErr_Format(
-        PyExc_TypeError,
-        "device must be text such as 'cuda:0' or 'host', an int, or an object with device_id, "
-        "index or id, not %.200s",
-        Py_TYPE(object)->tp_name);
-    return -1;
+    return result;
+}
+
+static int device_of_object(struct module_state *state, PyObject *object, gp_device **out)
+{
+    PyObject *masked = NULL;
+    int result = is_cpu_object(state, object, &masked);
+    if (result == 0)
+        result = device_of_attributes(state, object, &masked, out);
+    else if (result > 0)
+        result = open_device(state, GP_DEVICE_HOST, 0, out);
+    if (result > 0) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "device must be text such as 'cuda:0' or 'host', an int, or an object with device_id, "
+            "index or id, not %.200s",
+            Py_TYPE(object)->tp_name);
+        result = -1;
+    }
+    tell_masked(masked);
+    return result;
 }
 
 int ext_device(struct module_state *state, PyObject *object, unsigned flags, gp_device **out)
@@ -195,9 +243,10 @@ static int handle_of_int(PyObject *object, uintptr_t *handle)
         int below = zero != NULL ? PyObject_RichCompareBool(number, zero, Py_LT) : -1;
         Py_XDECREF(zero);
         if (below > 0)
-            PyErr_Format(PyExc_ValueError, "a stream handle must not be negative, got %R", object);
+            PyErr_SetString(PyExc_ValueError, "a stream handle must not be negative");
         else if (below == 0)
-            PyErr_Format(PyExc_OverflowError, "%R is too large for a stream handle", object);
+            PyErr_Format(PyExc_OverflowError,
+                         "the int is too large for a stream handle: at most %zu", SIZE_MAX);
     }
     Py_DECREF(number);
     if (negative)
@@ -217,6 +266,13 @@ static int wrong_stream(PyObject *object, gp_device *device)
     return -1;
 }
 
+static bool is_version_0(PyObject *version)
+{
+    int overflow = 0;
+    return PyLong_Check(version) && PyLong_AsLongAndOverflow(version, &overflow) == 0 &&
+           overflow == 0;
+}
+
 /* Calls __cuda_stream__, or takes the tuple that older libraries have there. */
 static int handle_of_protocol(PyObject *answer, uintptr_t *handle)
 {
@@ -225,24 +281,25 @@ static int handle_of_protocol(PyObject *answer, uintptr_t *handle)
         return -1;
     int result = -1;
     if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
-        PyErr_Format(PyExc_TypeError, "__cuda_stream__ must give (version, handle), got %R", pair);
-    else if (!PyLong_Check(PyTuple_GET_ITEM(pair, 0)) ||
-             PyLong_AsLong(PyTuple_GET_ITEM(pair, 0)) != 0)
-        PyErr_Format(PyExc_TypeError, "__cuda_stream__ of version %R is not understood, only 0",
-                     PyTuple_GET_ITEM(pair, 0));
-    else if (!PyIndex_Check(PyTuple_GET_ITEM(pair, 1)))
-        PyErr_Format(PyExc_TypeError, "__cuda_stream__ must give an int handle, got %R", pair);
+        PyErr_Format(PyExc_TypeError, "__cuda_stream__ must give (version, handle), not %.200s",
+                     Py_TYPE(pair)->tp_name);
+    else if (!is_version_0(PyTuple_GET_ITEM(pair, 0)))
+        PyErr_SetString(PyExc_TypeError,
+                        "__cuda_stream__ of another version than the int 0 is not understood");
+    else if (!PyIndex_Check(PyTuple_GET_ITEM(pair, 1)) || PyBool_Check(PyTuple_GET_ITEM(pair, 1)))
+        PyErr_Format(PyExc_TypeError, "__cuda_stream__ must give an int handle, not %.200s",
+                     Py_TYPE(PyTuple_GET_ITEM(pair, 1))->tp_name);
     else
         result = handle_of_int(PyTuple_GET_ITEM(pair, 1), handle);
     Py_DECREF(pair);
     return result;
 }
 
-static int handle_of_object(struct module_state *state, gp_device *device, PyObject *object,
-                            uintptr_t *handle)
+static int handle_of_attributes(struct module_state *state, gp_device *device, PyObject *object,
+                                PyObject **masked, uintptr_t *handle)
 {
     PyObject *value;
-    if (optional_attribute(object, state->name_cuda_stream_protocol, &value) < 0)
+    if (optional_attribute(object, state->name_cuda_stream_protocol, &value, masked) < 0)
         return -1;
     if (value != NULL) {
         int result = handle_of_protocol(value, handle);
@@ -251,7 +308,7 @@ static int handle_of_object(struct module_state *state, gp_device *device, PyObj
     }
     PyObject *const names[] = {state->name_cuda_stream, state->name_ptr};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (optional_attribute(object, names[i], &value) < 0)
+        if (optional_attribute(object, names[i], &value, masked) < 0)
             return -1;
         if (value == NULL)
             continue;
@@ -261,6 +318,15 @@ static int handle_of_object(struct module_state *state, gp_device *device, PyObj
         return result;
     }
     return wrong_stream(object, device);
+}
+
+static int handle_of_object(struct module_state *state, gp_device *device, PyObject *object,
+                            uintptr_t *handle)
+{
+    PyObject *masked = NULL;
+    int result = handle_of_attributes(state, device, object, &masked, handle);
+    tell_masked(masked);
+    return result;
 }
 
 int ext_stream(struct module_state *state, gp_device *device, PyObject *object, uintptr_t *handle,

@@ -42,6 +42,12 @@ static bool let_go(struct ext_adapter *adapter, struct chunk_object *chunk)
     return true;
 }
 
+void ext_adapter_forget(struct chunk_object *chunk)
+{
+    if (chunk->adapter != NULL && let_go(chunk->adapter, chunk))
+        Py_DECREF(chunk);
+}
+
 /* ---- alloc ---------------------------------------------------------------------------------- */
 
 /* callable(size, device, stream), with `first` in front unless it is NULL. New reference or NULL. */
@@ -162,16 +168,16 @@ static gp_status adapter_alloc(void *context, const gp_request *request, gp_chun
 
 /* ---- free ----------------------------------------------------------------------------------- */
 
-static gp_status free_raised(struct ext_adapter *adapter, const gp_request *request,
-                             gp_error *error)
+static gp_status free_raised(struct ext_adapter *adapter, const gp_chunk *chunk,
+                             const gp_request *request, gp_error *error)
 {
     char size[32];
     PyObject *exception = py_take_exception();
     PyObject *message =
-        PyUnicode_FromFormat("the free of %s raised %R for a chunk of %s; the chunk is in "
-                             "unreturned: mend free, then call "
-                             "return_unreturned()",
-                             adapter->name, exception, ext_size_text(request->size, size));
+        PyUnicode_FromFormat("the free of %s raised %R for chunk %llu of %s; the chunk is in "
+                             "unreturned: mend free, then call return_unreturned()",
+                             adapter->name, exception, (unsigned long long)gp_chunk_id(chunk),
+                             ext_size_text(request->size, size));
     if (message == NULL) {
         PyErr_Clear();
         message = Py_NewRef(adapter->state->name_free);
@@ -180,8 +186,8 @@ static gp_status free_raised(struct ext_adapter *adapter, const gp_request *requ
     ext_call_keep_release_error(adapter->state, adapter->free, message);
     Py_DECREF(message);
     return gp_error_set(error, GP_ERR_CALLBACK,
-                        "the free of %s raised an exception for a chunk of %zu bytes",
-                        adapter->name, request->size);
+                        "the free of %s raised an exception for chunk %llu of %zu bytes",
+                        adapter->name, (unsigned long long)gp_chunk_id(chunk), request->size);
 }
 
 /* The object leaves the accepted list before free runs: free may hand it to another thread, whose
@@ -191,7 +197,7 @@ static gp_status return_to_python(struct ext_adapter *adapter, gp_chunk *chunk,
 {
     struct chunk_object *object = (struct chunk_object *)ext_chunk_object(adapter->state, chunk);
     if (object == NULL)
-        return free_raised(adapter, request, error);
+        return free_raised(adapter, chunk, request, error);
     if (let_go(adapter, object))
         Py_DECREF(object);
     PyObject *result = call_with_request(adapter->free, (PyObject *)object, request);
@@ -202,7 +208,7 @@ static gp_status return_to_python(struct ext_adapter *adapter, gp_chunk *chunk,
         Py_DECREF(object);
         return GP_OK;
     }
-    gp_status status = free_raised(adapter, request, error);
+    gp_status status = free_raised(adapter, chunk, request, error);
     if (object->adapter == NULL)
         accept(adapter, object);
     else
@@ -212,14 +218,14 @@ static gp_status return_to_python(struct ext_adapter *adapter, gp_chunk *chunk,
 
 /* A backing in C that cannot take a chunk back is reported like a free that raised. One that ended in
  * Python below has reported already; at the end of the process there is nobody to tell. */
-static void inner_free_failed(struct ext_adapter *adapter, gp_status status,
+static void inner_free_failed(struct ext_adapter *adapter, gp_status status, const gp_chunk *chunk,
                               const gp_request *request, const gp_error *told)
 {
     struct ext_attached attached;
     if (status == GP_ERR_CALLBACK || status == GP_ERR_STATE || !ext_attach(&attached))
         return;
     ext_raise(adapter->state, status, told, NULL);
-    (void)free_raised(adapter, request, NULL);
+    (void)free_raised(adapter, chunk, request, NULL);
     ext_detach(&attached);
 }
 
@@ -230,7 +236,7 @@ static gp_status free_inner(struct ext_adapter *adapter, gp_chunk *chunk, const 
     gp_status status = gp_backing_free(adapter->inner, chunk, request, &told);
     if (status == GP_OK)
         return status;
-    inner_free_failed(adapter, status, request, &told);
+    inner_free_failed(adapter, status, chunk, request, &told);
     if (error != NULL)
         *error = told;
     return status;

@@ -44,7 +44,8 @@ static PyObject *new_device_backing(PyTypeObject *type, PyObject *args, PyObject
                                     gp_location location)
 {
     static const char *const names[] = {NULL};
-    static const struct ext_signature signature = {"backing", names, 0, 0};
+    const struct ext_signature signature = {
+        location == GP_LOCATION_HOST ? "HostNumaBacking" : "DeviceBacking", names, 0, 0};
     PyObject *none[1];
     if (ext_parse_tuple(&signature, args, kwargs, none) < 0)
         return NULL;

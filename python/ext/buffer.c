@@ -24,11 +24,13 @@ static bool is_closed(const struct buffer_object *self)
     return self->closed || self->pool->pool == NULL || gp_pool_is_closed(self->pool->pool);
 }
 
+/* A finishing pool takes no more work, though its buffers still hold their memory. */
 static int check_open(struct buffer_object *self)
 {
-    if (!is_closed(self))
+    bool closed = is_closed(self);
+    if (!closed && !self->pool->finishing)
         return 0;
-    ext_raise_closed(ext_state((PyObject *)self), "the buffer");
+    ext_raise_closed(ext_state((PyObject *)self), closed ? "the buffer" : "the pool");
     return -1;
 }
 
@@ -99,7 +101,7 @@ static int close_buffer(struct buffer_object *self, PyObject *stream_object)
 
 PyDoc_STRVAR(
     close_doc,
-    "close(stream=None)\n--\n\n"
+    "close($self, /, stream=None)\n--\n\n"
     "Give the memory back to the pool. A second call does nothing.\n\n"
     "Parameters\n----------\n"
     "stream : stream, optional\n"
@@ -127,21 +129,21 @@ static PyObject *buffer_enter(struct buffer_object *self, PyObject *unused)
     return check_open(self) < 0 ? NULL : Py_NewRef(self);
 }
 
-/* Never masks the body's exception. */
+/* Masks the body's exception only with one that is no Exception, such as KeyboardInterrupt. */
 static PyObject *buffer_exit(struct buffer_object *self, PyObject *const *args, Py_ssize_t nargs)
 {
     bool body_raised = nargs > 0 && args[0] != Py_None;
-    if (close_buffer(self, NULL) < 0) {
-        if (!body_raised)
-            return NULL;
-        PyErr_WriteUnraisable((PyObject *)self);
-    }
+    if (close_buffer(self, NULL) == 0)
+        Py_RETURN_NONE;
+    if (!body_raised || ext_add_context(args, nargs))
+        return NULL;
+    PyErr_WriteUnraisable((PyObject *)self);
     Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(
     record_stream_doc,
-    "record_stream(stream)\n--\n\n"
+    "record_stream($self, stream, /)\n--\n\n"
     "Say that another stream uses the memory too: the pool then waits for that one as well.\n\n"
     "Parameters\n----------\n"
     "stream : stream or None\n    None is the device's default stream.\n\n"
@@ -215,7 +217,7 @@ static void buffer_releasebuffer(struct buffer_object *self, Py_buffer *view)
     else
         self->pinned = NULL;
     if (--self->pool->exports == 0 && self->pool->finishing)
-        ext_pool_hand_over(self->pool);
+        ext_pool_close_later(self->pool);
     gp_pool_release(pinned);
 }
 
@@ -323,8 +325,8 @@ static void buffer_dealloc(struct buffer_object *self)
 static PyMethodDef buffer_methods[] = {
     {"close", (PyCFunction)(void (*)(void))buffer_close, METH_FASTCALL | METH_KEYWORDS, close_doc},
     {"record_stream", (PyCFunction)buffer_record_stream, METH_O, record_stream_doc},
-    {"__enter__", (PyCFunction)buffer_enter, METH_NOARGS, NULL},
-    {"__exit__", (PyCFunction)(void (*)(void))buffer_exit, METH_FASTCALL, NULL},
+    {"__enter__", (PyCFunction)buffer_enter, METH_NOARGS, EXT_ENTER_DOC},
+    {"__exit__", (PyCFunction)(void (*)(void))buffer_exit, METH_FASTCALL, EXT_EXIT_DOC},
     {NULL, NULL, 0, NULL},
 };
 

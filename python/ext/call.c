@@ -51,13 +51,31 @@ static void report_unraisable(struct module_state *state, PyObject *message, PyO
     PyErr_WriteUnraisable(culprit);
 }
 
+static bool is_memory_error(PyObject *exception)
+{
+    return PyErr_GivenExceptionMatches(exception, PyExc_MemoryError);
+}
+
+/* Keeps what is raised: the last MemoryError, unless there is anything else, then the first of that. */
+static void keep_exception(struct ext_call *call, PyObject *culprit)
+{
+    PyObject *exception = py_take_exception();
+    if (call->exception == NULL || is_memory_error(call->exception)) {
+        Py_XSETREF(call->exception, exception);
+    } else if (is_memory_error(exception)) {
+        Py_DECREF(exception);
+    } else {
+        py_raise_exception(exception);
+        PyErr_WriteUnraisable(culprit);
+    }
+}
+
 void ext_call_keep_exception(PyObject *culprit)
 {
-    struct ext_call *call = current;
-    if (call == NULL)
+    if (current == NULL)
         PyErr_WriteUnraisable(culprit);
     else
-        Py_XSETREF(call->exception, py_take_exception());
+        keep_exception(current, culprit);
 }
 
 void ext_call_keep_release_error(struct module_state *state, PyObject *culprit, PyObject *message)
@@ -66,9 +84,9 @@ void ext_call_keep_release_error(struct module_state *state, PyObject *culprit, 
     PyObject *exception = py_take_exception();
     if (call == NULL) {
         report_unraisable(state, message, exception, culprit);
-    } else if (!PyErr_GivenExceptionMatches(exception, PyExc_Exception)) {
-        if (call->base_exception == NULL)
-            call->base_exception = Py_NewRef(exception);
+    } else if (call->base_exception == NULL &&
+               !PyErr_GivenExceptionMatches(exception, PyExc_Exception)) {
+        call->base_exception = Py_NewRef(exception);
     } else {
         PyObject *entry = PyTuple_Pack(2, message, exception);
         if (call->release_errors == NULL)
@@ -81,16 +99,17 @@ void ext_call_keep_release_error(struct module_state *state, PyObject *culprit, 
     Py_DECREF(exception);
 }
 
-/* warnings.warn(message, ReleaseWarning). -1 and raised when the filter says error. */
+/* warnings.warn(ReleaseWarning(message)) with its cause. -1 and raised when the filter says error. */
 static int warn(struct ext_call *call, PyObject *message, PyObject *exception)
 {
-    if (PyErr_WarnFormat(call->state->release_warning, 1, "%U", message) == 0)
-        return 0;
-    PyObject *raised = py_take_exception();
-    if (PyErr_GivenExceptionMatches(raised, call->state->release_warning))
-        PyException_SetCause(raised, Py_NewRef(exception));
-    py_raise_exception(raised);
-    return -1;
+    PyObject *warning = release_warning(call->state, message, exception);
+    PyObject *warnings = warning != NULL ? PyImport_ImportModule("warnings") : NULL;
+    PyObject *result =
+        warnings != NULL ? PyObject_CallMethod(warnings, "warn", "O", warning) : NULL;
+    Py_XDECREF(warnings);
+    Py_XDECREF(warning);
+    Py_XDECREF(result);
+    return result != NULL ? 0 : -1;
 }
 
 /* Warns about the frees that failed, from `first` on. The first error of a call is the one that is
@@ -116,7 +135,7 @@ static void warn_release_errors(struct ext_call *call, Py_ssize_t first)
 static Py_ssize_t raise_status(struct ext_call *call, gp_status status)
 {
     bool own = status == GP_ERR_CALLBACK || status == GP_ERR_INTERRUPTED;
-    if (own && call->exception != NULL) {
+    if (call->exception != NULL && (own || !is_memory_error(call->exception))) {
         py_raise_exception(call->exception);
         call->exception = NULL;
         return 0;
@@ -135,11 +154,50 @@ static Py_ssize_t raise_status(struct ext_call *call, gp_status status)
     return 0;
 }
 
+/* Chains of contexts are followed this far at most: Python code can make one that is a circle. */
+#define MAX_CONTEXTS 1000
+
+/* The last of the exception's contexts, or `wanted` if that comes first. New reference. */
+static PyObject *find_context(PyObject *exception, const PyObject *wanted)
+{
+    PyObject *link = Py_NewRef(exception), *next;
+    for (int i = 0; i < MAX_CONTEXTS && link != wanted; i++) {
+        next = PyException_GetContext(link);
+        if (next == NULL)
+            break;
+        Py_SETREF(link, next);
+    }
+    return link;
+}
+
+/* Puts `earlier` at the far end of the exception's contexts, unless the two are linked already. */
+static void add_context(PyObject *exception, PyObject *earlier)
+{
+    PyObject *last = find_context(exception, earlier);
+    PyObject *first = find_context(earlier, exception);
+    if (last != earlier && first != exception)
+        PyException_SetContext(last, Py_NewRef(earlier));
+    Py_DECREF(first);
+    Py_DECREF(last);
+}
+
+bool ext_add_context(PyObject *const *args, Py_ssize_t nargs)
+{
+    if (PyErr_ExceptionMatches(PyExc_Exception))
+        return false;
+    PyObject *raised = py_take_exception();
+    if (nargs > 1 && PyExceptionInstance_Check(args[1]))
+        add_context(raised, args[1]);
+    py_raise_exception(raised);
+    return true;
+}
+
 static void raise_base_exception(struct ext_call *call)
 {
     PyObject *raised = py_take_exception();
     if (raised != NULL)
-        PyException_SetContext(call->base_exception, raised);
+        add_context(call->base_exception, raised);
+    Py_XDECREF(raised);
     py_raise_exception(call->base_exception);
     call->base_exception = NULL;
 }
@@ -193,7 +251,7 @@ int ext_call_interrupted(void *unused)
         return 1;
     int stop = PyErr_CheckSignals();
     if (stop != 0)
-        Py_XSETREF(call->exception, py_take_exception());
+        keep_exception(call, NULL);
     ext_detach(&attached);
     return stop != 0;
 }

@@ -8,7 +8,8 @@
  *   alloc raised anything else         raised unchanged
  *   a signal handler raised in a wait  raised unchanged
  *   free raised an Exception           ReleaseWarning, with the exception as its __cause__
- *   free raised another BaseException  raised unchanged, last, above everything else
+ *   free raised another BaseException  raised unchanged, last, above everything else; of several the
+ *                                      first, and the others as ReleaseWarning
  */
 #ifndef EXT_CALL_H
 #define EXT_CALL_H
@@ -28,7 +29,7 @@ struct ext_call {
     gp_error error;
     unsigned flags;
     uint64_t deadline; /* CLOCK_MONOTONIC ns after which waits give up; 0 for never */
-    PyObject *exception; /* from alloc or a signal handler */
+    PyObject *exception; /* from alloc or a signal handler; a MemoryError yields to any other */
     PyObject *base_exception; /* from free */
     PyObject *release_errors; /* list of (message, exception) from free; NULL for none */
     struct ext_call *previous;
@@ -48,6 +49,13 @@ struct ext_call *ext_call_current(void);
  * sys.unraisablehook. `culprit` is the callable, `message` (borrowed) the text of a ReleaseWarning. */
 void ext_call_keep_exception(PyObject *culprit);
 void ext_call_keep_release_error(struct module_state *state, PyObject *culprit, PyObject *message);
+
+/* For __exit__(exc_type, exc, traceback) in which something was raised: true when that is no Exception and
+ * so has to be seen; it gets the body's exception as context. */
+bool ext_add_context(PyObject *const *args, Py_ssize_t nargs);
+
+#define EXT_ENTER_DOC "__enter__($self, /)\n--\n\nThe object itself. It must not be closed."
+#define EXT_EXIT_DOC  "__exit__($self, exc_type, exc, traceback, /)\n--\n\nClose it."
 
 /* gp_pool_options.interrupted: notices signals and deadlines on the thread of an explicit call. */
 int ext_call_interrupted(void *unused);

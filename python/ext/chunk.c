@@ -69,7 +69,7 @@ static int parse_location(PyObject *object, gp_location *location)
 }
 
 PyDoc_STRVAR(create_doc,
-             "create(size, device=None, *, location='device')\n--\n\n"
+             "create($type, /, size, device=None, *, location='device')\n--\n\n"
              "Make physical memory.\n\n"
              "Parameters\n----------\n"
              "size : int or str\n    Bytes, a multiple of the device's granularity (2 MiB on "
@@ -124,7 +124,7 @@ static void drop_owner(void *context)
 }
 
 PyDoc_STRVAR(from_handle_doc,
-             "from_handle(handle, size, device, owner=None)\n--\n\n"
+             "from_handle($type, /, handle, size, device, owner=None)\n--\n\n"
              "Adopt physical memory made elsewhere. UNSAFE.\n\n"
              "The driver ends the process if `handle` is not a live allocation handle of exactly "
              "`size` bytes.\n\n"
@@ -135,7 +135,10 @@ PyDoc_STRVAR(from_handle_doc,
              "owner : object, optional\n"
              "    Kept alive until growpool no longer uses the handle, and then let go: the handle "
              "stays the\n"
-             "    owner's to release. Without an owner growpool releases the handle.\n\n"
+             "    owner's to release. Without an owner growpool releases the handle. The "
+             "collector does not\n"
+             "    see this reference: an owner that refers to the chunk keeps both alive until "
+             "close().\n\n"
              "Returns\n-------\nChunk\n\n"
              "Raises\n------\n"
              "ValueError, TypeError, OverflowError\n    A wrong argument, or a device without "
@@ -167,15 +170,12 @@ static PyObject *chunk_from_handle(PyTypeObject *type, PyTypeObject *defining,
         ext_raise(state, status, &error, NULL);
         return NULL;
     }
-    PyObject *self = wrap(state, chunk);
-    if (self != NULL)
-        ((struct chunk_object *)self)->owner = owner;
-    return self;
+    return wrap(state, chunk);
 }
 
 /* ---- using ---------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(close_doc, "close()\n--\n\n"
+PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
                         "Release the physical memory now. A second call does nothing.\n\n"
                         "Raises\n------\n"
                         "PoolStateError\n    A pool holds the chunk (reason 'in_use').\n"
@@ -191,8 +191,10 @@ static PyObject *chunk_close(struct chunk_object *self, PyObject *unused)
     gp_status status = gp_chunk_close(chunk, &error);
     gp_chunk_release(chunk);
     ext_reenter_python(saved);
-    if (status == GP_OK)
+    if (status == GP_OK) {
+        ext_adapter_forget(self);
         Py_RETURN_NONE;
+    }
     ext_raise(ext_state((PyObject *)self), status, &error, NULL);
     return NULL;
 }
@@ -248,8 +250,6 @@ static PyObject *chunk_repr(struct chunk_object *self)
 static int chunk_traverse(struct chunk_object *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    /* One reference, held by the release context, shown to the collector by this object alone. */
-    Py_VISIT(self->owner);
     return 0;
 }
 
@@ -257,12 +257,13 @@ static void chunk_dealloc(struct chunk_object *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    /* The callbacks of weak references may ask for the chunk's object: they get a new one. */
+    if (self->chunk != NULL)
+        gp_chunk_set_user(self->chunk, NULL);
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
-    if (self->chunk != NULL) {
-        gp_chunk_set_user(self->chunk, NULL);
+    if (self->chunk != NULL)
         ext_chunk_release(self->chunk);
-    }
     type->tp_free(self);
     Py_DECREF(type);
 }

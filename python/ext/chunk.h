@@ -17,7 +17,6 @@ struct ext_adapter;
  * in its list: `adapter`, `next` and `previous`. */
 struct chunk_object {
     PyObject_HEAD gp_chunk *chunk;
-    PyObject *owner; /* of from_handle(); the reference belongs to the gp_chunk's release context */
     PyObject *weak_references;
     struct ext_adapter *adapter;
     struct chunk_object *next;
@@ -30,5 +29,8 @@ PyObject *ext_chunk_object(struct module_state *state, gp_chunk *chunk);
 gp_chunk *ext_chunk_of(struct module_state *state, PyObject *object, const char *what);
 /* gp_chunk_release(), detached: releasing physical memory can block. */
 void ext_chunk_release(gp_chunk *chunk);
+/* Takes a chunk that was closed off its adapter's list, if it is on one: a close() that began before the
+ * adapter accepted the chunk may win, and then the pool refuses it. */
+void ext_adapter_forget(struct chunk_object *chunk);
 
 #endif

@@ -115,7 +115,8 @@ void ext_gate_close(uint64_t timeout_ns)
     if (atomic_exchange(&closed, true))
         return;
     const struct timespec pause_time = {0, 1000000};
-    uint64_t deadline = ext_now_ns() + timeout_ns;
+    uint64_t deadline =
+        ext_now_ns() + (timeout_ns < EXT_GATE_LONGEST_NS ? timeout_ns : EXT_GATE_LONGEST_NS);
     unsigned own = depth > 0 ? 1U : 0U;
     while (atomic_load(&inside) > own && ext_now_ns() < deadline)
         nanosleep(&pause_time, NULL);

@@ -20,8 +20,14 @@ void ext_gate_begin_end(void);
 /* Before telling a thread that something is closed: when that is so because the process ends, any thread
  * but the one that ends it is parked here for good instead of being raised at. Attached. */
 void ext_gate_park_if_ending(void);
-/* Closes the gate, waits until everybody inside has left, at most timeout_ns. Call detached, after
- * ext_gate_begin_end(). A second call does nothing. */
+/* Closes the gate, waits until everybody inside has left, at most timeout_ns and never longer than
+ * EXT_GATE_LONGEST_NS. Who waits for the interpreter or runs a short callback is out within
+ * milliseconds; who is still inside after a second runs Python code that blocks, and no wait would see
+ * it leave. Call detached, after ext_gate_begin_end(). A second call does nothing.
+ *
+ * A parked thread stays parked: an atexit handler that runs after growpool's, registered before growpool
+ * was imported, must join a thread that uses growpool with a timeout. */
+#define EXT_GATE_LONGEST_NS UINT64_C(1000000000)
 void ext_gate_close(uint64_t timeout_ns);
 bool ext_gate_is_closed(void);
 

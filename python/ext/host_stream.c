@@ -201,7 +201,9 @@ static void close_stream(struct host_stream_object *self)
 PyDoc_STRVAR(close_doc, "close()\n--\n\n"
                         "Take no more work. What was submitted still runs; synchronize() first to "
                         "wait for it and to see its\n"
-                        "exceptions. A second call does nothing.\n\n"
+                        "exceptions: one that nobody asked for is only reported when the stream is "
+                        "dropped. A second\n"
+                        "call does nothing.\n\n"
                         "Notes\n-----\nAny thread. Pools that know the stream are not disturbed.");
 
 static PyObject *host_stream_close(struct host_stream_object *self, PyObject *unused)
@@ -217,15 +219,31 @@ static PyObject *host_stream_enter(PyObject *self, PyObject *unused)
     return Py_NewRef(self);
 }
 
-/* Waits, so that the body's work is over and its exceptions are seen; the body's own comes first. */
+/* An exception that ends the program goes on, and still tells of the body's. */
+static void add_context(PyObject *body)
+{
+    PyObject *raised = py_take_exception();
+    PyObject *context = PyException_GetContext(raised);
+    if (context == NULL && raised != body)
+        PyException_SetContext(raised, Py_NewRef(body));
+    Py_XDECREF(context);
+    py_raise_exception(raised);
+}
+
+/* Waits, so that the body's work is over and its exceptions are seen; the body's own comes first, but
+ * before KeyboardInterrupt and the like. */
 static PyObject *host_stream_exit(struct host_stream_object *self, PyObject *const *args,
                                   Py_ssize_t nargs)
 {
-    bool body_raised = nargs > 0 && args[0] != Py_None;
+    PyObject *body = nargs > 1 && PyExceptionInstance_Check(args[1]) ? args[1] : NULL;
     PyObject *result = host_stream_synchronize(self, NULL);
     close_stream(self);
-    if (result != NULL || !body_raised)
+    if (result != NULL || body == NULL)
         return result;
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        add_context(body);
+        return NULL;
+    }
     PyErr_WriteUnraisable((PyObject *)self);
     Py_RETURN_NONE;
 }
@@ -287,8 +305,25 @@ static int host_stream_clear(struct host_stream_object *self)
     return 0;
 }
 
+/* Nobody can ask for the exception any more. A finaliser, because clearing a cycle, such as one
+ * through the exception's own traceback, would lose it before tp_dealloc. */
+static void host_stream_finalize(PyObject *object)
+{
+    struct host_stream_object *self = (struct host_stream_object *)object;
+    if (self->exception == NULL)
+        return;
+    PyObject *raised = py_take_exception();
+    PyObject *exception = self->exception;
+    self->exception = NULL;
+    py_raise_exception(exception);
+    PyErr_WriteUnraisable(object);
+    py_raise_exception(raised);
+}
+
 static void host_stream_dealloc(struct host_stream_object *self)
 {
+    if (PyObject_CallFinalizerFromDealloc((PyObject *)self) < 0)
+        return;
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     if (self->weak_references != NULL)
@@ -331,11 +366,17 @@ PyDoc_STRVAR(
     "Notes\n-----\nAny thread.");
 
 static PyType_Slot host_stream_slots[] = {
-    {Py_tp_doc, (void *)host_stream_doc}, {Py_tp_new, host_stream_new},
-    {Py_tp_methods, host_stream_methods}, {Py_tp_getset, host_stream_getset},
-    {Py_tp_members, host_stream_members}, {Py_tp_traverse, host_stream_traverse},
-    {Py_tp_clear, host_stream_clear},     {Py_tp_dealloc, host_stream_dealloc},
-    {Py_tp_repr, host_stream_repr},       {0, NULL},
+    {Py_tp_doc, (void *)host_stream_doc},
+    {Py_tp_new, host_stream_new},
+    {Py_tp_methods, host_stream_methods},
+    {Py_tp_getset, host_stream_getset},
+    {Py_tp_members, host_stream_members},
+    {Py_tp_traverse, host_stream_traverse},
+    {Py_tp_clear, host_stream_clear},
+    {Py_tp_dealloc, host_stream_dealloc},
+    {Py_tp_repr, host_stream_repr},
+    {Py_tp_finalize, host_stream_finalize},
+    {0, NULL},
 };
 
 static PyType_Spec host_stream_spec = {

@@ -85,7 +85,7 @@ static PyObject *shut_down(PyObject *module, PyObject *unused)
     /* The reaper first: once the gate is closed it would be parked in the middle of a delivery. */
     (void)gp__reaper_stop(2 * SECOND_NS);
     ext_run_deferred();
-    ext_gate_close(5 * SECOND_NS);
+    ext_gate_close(EXT_GATE_LONGEST_NS);
     gp_begin_exit();
     ext_reenter_python(saved);
     Py_RETURN_NONE;

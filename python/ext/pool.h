@@ -4,8 +4,10 @@
  * what it does, pool_views.c what it shows.
  *
  * LIFE. The object holds one reference to its gp_pool and one to the adapter's gp_backing, and shows the
- * adapter's Python references to the collector (backing.h). ext_pool_hand_over() ends all three at once:
- * from then on the delivery thread closes the pool, and the object is a husk that says "closed". A
+ * adapter's Python references to the collector (backing.h). Only its finaliser ends that, all three at
+ * once: from then on the delivery thread closes the pool, and an object that is resurrected is a husk
+ * that says "closed". A pool that leaves its with block under live exports is finishing: it takes no
+ * more work, and after the last export the delivery thread closes it while the object stays whole. A
  * buffer with live exports holds the gp_pool too, so nothing is unmapped under an export. Should the
  * callables themselves refer to such an export, the pool stays until it is released: free must find its
  * closure whole, so the collector may not take that cycle apart.
@@ -22,20 +24,25 @@
 
 /* Guarded by the GIL. */
 struct pool_object {
-    PyObject_HEAD gp_pool *pool; /* NULL once handed over */
+    PyObject_HEAD gp_pool *pool; /* NULL once finalised */
     gp_backing *backing; /* the adapter's */
-    struct ext_adapter *adapter; /* NULL once handed over */
+    struct ext_adapter *adapter; /* NULL once finalised */
     gp_device *device;
     size_t exports; /* live exports of all its buffers */
-    bool finishing; /* takes no more work and is handed over with its last export */
-    struct pool_object *next; /* all pools that were not handed over, for the end of the process */
+    bool finishing; /* takes no more work and is closed after its last export */
+    struct ext_closing
+        *closing; /* memory for ext_pool_close_later(), from finishing on; used once */
+    struct pool_object *next; /* all pools that were not finalised, for the end of the process */
     struct pool_object *previous;
     PyObject *weak_references;
 };
 
 /* The gp_pool (borrowed), or NULL with PoolStateError: closed, or finishing. */
 gp_pool *ext_pool_get(struct pool_object *self);
-void ext_pool_hand_over(struct pool_object *self);
+/* Of a finishing or closed pool too: what was left. NULL with PoolStateError once it was finalised. */
+gp_pool *ext_pool_readable(struct pool_object *self);
+/* Has the delivery thread close a finishing pool without exports. Neither waits, fails nor calls Python. */
+void ext_pool_close_later(struct pool_object *self);
 /* Closes every pool that is left, until the deadline (CLOCK_MONOTONIC ns). Attached; raises nothing. */
 void ext_pool_close_all(uint64_t deadline);
 PyObject *ext_pool_close(struct pool_object *self, PyObject *unused);

@@ -99,7 +99,7 @@ int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream_objec
 
 PyDoc_STRVAR(
     malloc_doc,
-    "malloc(size, stream=None)\n--\n\n"
+    "malloc($self, /, size, stream=None)\n--\n\n"
     "A block as a plain address: the fast path.\n\n"
     "Parameters\n----------\n"
     "size : int or str\n    Bytes; 0 gives address 0.\n"
@@ -135,7 +135,7 @@ static PyObject *pool_malloc(struct pool_object *self, PyObject *const *args, Py
 }
 
 PyDoc_STRVAR(free_doc,
-             "free(ptr, stream=None)\n--\n\n"
+             "free($self, /, ptr, stream=None)\n--\n\n"
              "Give back a block made by malloc().\n\n"
              "Parameters\n----------\n"
              "ptr : int\n    Its address; 0 does nothing.\n"
@@ -157,12 +157,12 @@ static PyObject *pool_free(struct pool_object *self, PyObject *const *args, Py_s
     uintptr_t address;
     gp_stream *stream = NULL;
     if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
-        ext_address(given[0], "ptr", &address) < 0 || ext_pool_get(self) == NULL ||
+        ext_address(given[0], "ptr", &address) < 0 || ext_pool_readable(self) == NULL ||
         ext_pool_stream(self, self->pool, given[1], true, &stream) < 0)
         return NULL;
     gp_error error = {0};
     gp_status status = GP_ERR_STATE;
-    gp_pool *pool = ext_pool_get(self);
+    gp_pool *pool = ext_pool_readable(self);
     if (pool != NULL)
         status = gp_pool_free(pool, address, stream, 0, &error);
     gp_stream_release(stream);
@@ -173,7 +173,7 @@ static PyObject *pool_free(struct pool_object *self, PyObject *const *args, Py_s
     return NULL;
 }
 
-PyDoc_STRVAR(allocate_doc, "allocate(size, stream=None)\n--\n\n"
+PyDoc_STRVAR(allocate_doc, "allocate($self, /, size, stream=None)\n--\n\n"
                            "A block as a Buffer, which gives it back when it goes.\n\n"
                            "Parameters, errors and thread rule are those of malloc(). Size 0 gives "
                            "a valid empty buffer.\n\n"
@@ -196,7 +196,7 @@ static PyObject *pool_allocate(struct pool_object *self, PyObject *const *args, 
 
 PyDoc_STRVAR(
     trim_doc,
-    "trim(min_bytes_to_keep=0, wait=True)\n--\n\n"
+    "trim($self, /, min_bytes_to_keep=0, wait=True)\n--\n\n"
     "Give idle chunks back.\n\n"
     "Parameters\n----------\n"
     "min_bytes_to_keep : int or str, optional\n    Physical bytes that stay mapped at least.\n"
@@ -236,7 +236,7 @@ static PyObject *pool_trim(struct pool_object *self, PyObject *const *args, Py_s
     return ext_call_end(&call, status) < 0 ? NULL : PyLong_FromSize_t(released);
 }
 
-PyDoc_STRVAR(drain_doc, "drain()\n--\n\n"
+PyDoc_STRVAR(drain_doc, "drain($self, /)\n--\n\n"
                         "Wait until no chunk is retiring or on its way back.\n\n"
                         "Raises and warns as trim() does.\n\n"
                         "Notes\n-----\nAny thread. Notices signals while it waits.");
@@ -258,7 +258,7 @@ static PyObject *pool_drain(struct pool_object *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(return_unreturned_doc,
-             "return_unreturned()\n--\n\n"
+             "return_unreturned($self, /)\n--\n\n"
              "Call free again for the chunks in `unreturned`.\n\n"
              "Returns\n-------\nint\n    Bytes that went back.\n\n"
              "Raises and warns as trim() does. Works on a closed pool too.\n\n"
@@ -268,10 +268,8 @@ static PyObject *pool_return_unreturned(struct pool_object *self, PyObject *unus
 {
     (void)unused;
     size_t returned = 0;
-    if (self->pool == NULL) {
-        ext_raise_closed(ext_state((PyObject *)self), "the pool");
+    if (ext_pool_readable(self) == NULL)
         return NULL;
-    }
     gp_pool *pool = gp_pool_retain(self->pool);
     struct ext_call call;
     ext_call_begin(&call, ext_state((PyObject *)self), 0);
@@ -280,7 +278,7 @@ static PyObject *pool_return_unreturned(struct pool_object *self, PyObject *unus
     return ext_call_end(&call, status) < 0 ? NULL : PyLong_FromSize_t(returned);
 }
 
-PyDoc_STRVAR(set_limit_doc, "set_limit(limit)\n--\n\n"
+PyDoc_STRVAR(set_limit_doc, "set_limit($self, limit, /)\n--\n\n"
                             "Change the limit while the pool lives.\n\n"
                             "Parameters\n----------\n"
                             "limit : int, str or None\n"
@@ -311,7 +309,7 @@ static PyObject *pool_set_limit(struct pool_object *self, PyObject *limit_object
 }
 
 PyDoc_STRVAR(forget_stream_doc,
-             "forget_stream(stream)\n--\n\n"
+             "forget_stream($self, stream, /)\n--\n\n"
              "Wait for a stream's work and let go of it. Call it before a stream is destroyed.\n\n"
              "Parameters\n----------\n"
              "stream : stream or None\n    None is the device's default stream.\n\n"
@@ -363,7 +361,7 @@ static PyObject *pool_forget_stream(struct pool_object *self, PyObject *stream_o
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(reset_peak_stats_doc, "reset_peak_stats()\n--\n\n"
+PyDoc_STRVAR(reset_peak_stats_doc, "reset_peak_stats($self, /)\n--\n\n"
                                    "Set the peaks in `stats` to the present figures.\n\n"
                                    "Notes\n-----\nAny thread.");
 
@@ -379,7 +377,7 @@ static PyObject *pool_reset_peak_stats(struct pool_object *self, PyObject *unuse
 
 PyDoc_STRVAR(
     close_doc,
-    "close()\n--\n\n"
+    "close($self, /)\n--\n\n"
     "Close every object of the pool, wait for all streams that own memory, and give every chunk "
     "back.\n\n"
     "A second call does nothing. When it returns, no callback of the pool runs any more.\n\n"
@@ -397,7 +395,7 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     snapshot_doc,
-    "snapshot()\n--\n\n"
+    "snapshot($self, /)\n--\n\n"
     "A copy of the pool's map, in the order of addresses.\n\n"
     "Returns\n-------\n"
     "dict\n"
@@ -424,7 +422,7 @@ PyMethodDef ext_pool_call_methods[] = {
     {"reset_peak_stats", METHOD(pool_reset_peak_stats), METH_NOARGS, reset_peak_stats_doc},
     {"snapshot", METHOD(ext_pool_snapshot), METH_NOARGS, snapshot_doc},
     {"close", METHOD(ext_pool_close), METH_NOARGS, close_doc},
-    {"__enter__", METHOD(ext_pool_enter), METH_NOARGS, NULL},
-    {"__exit__", METHOD(ext_pool_exit), METH_FASTCALL, NULL},
+    {"__enter__", METHOD(ext_pool_enter), METH_NOARGS, EXT_ENTER_DOC},
+    {"__exit__", METHOD(ext_pool_exit), METH_FASTCALL, EXT_EXIT_DOC},
     {NULL, NULL, 0, NULL},
 };

@@ -95,8 +95,7 @@ PyObject *ext_limit_result(struct module_state *state, const gp_limit_result *li
     return if_complete(result);
 }
 
-/* Of a closed pool too: what was left. Not of one that was handed over. */
-static gp_pool *readable_pool(struct pool_object *self)
+gp_pool *ext_pool_readable(struct pool_object *self)
 {
     if (self->pool == NULL)
         ext_raise_closed(ext_state((PyObject *)self), "the pool");
@@ -106,7 +105,7 @@ static gp_pool *readable_pool(struct pool_object *self)
 PyObject *ext_pool_get_stats(struct pool_object *self, void *unused)
 {
     (void)unused;
-    gp_pool *pool = readable_pool(self);
+    gp_pool *pool = ext_pool_readable(self);
     if (pool == NULL)
         return NULL;
     gp_pool_stats stats;
@@ -117,7 +116,7 @@ PyObject *ext_pool_get_stats(struct pool_object *self, void *unused)
 PyObject *ext_pool_get_limit(struct pool_object *self, void *unused)
 {
     (void)unused;
-    gp_pool *pool = readable_pool(self);
+    gp_pool *pool = ext_pool_readable(self);
     if (pool == NULL)
         return NULL;
     gp_pool_stats stats;
@@ -144,7 +143,7 @@ static PyObject *list_of_chunks(struct module_state *state, gp_chunk **chunks, s
 PyObject *ext_pool_get_unreturned(struct pool_object *self, void *unused)
 {
     (void)unused;
-    gp_pool *pool = readable_pool(self);
+    gp_pool *pool = ext_pool_readable(self);
     if (pool == NULL)
         return NULL;
     size_t capacity = gp_pool_unreturned(pool, NULL, 0);

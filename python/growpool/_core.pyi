@@ -4,7 +4,7 @@
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, final
+from typing import Final, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, final
 
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer as _BufferProtocol
@@ -162,6 +162,26 @@ class CudaStream:
 
 @final
 class Stats(tuple[int | None, ...]):
+    n_fields: Final = 15
+    n_sequence_fields: Final = 15
+    n_unnamed_fields: Final = 0
+    __match_args__: Final = (
+        "used_bytes",
+        "free_bytes",
+        "physical_bytes",
+        "retiring_bytes",
+        "unreturned_bytes",
+        "abandoned_bytes",
+        "address_bytes",
+        "peak_used_bytes",
+        "peak_physical_bytes",
+        "limit",
+        "chunk_count",
+        "grow_count",
+        "trim_count",
+        "wait_count",
+        "callback_errors",
+    )
     @property
     def used_bytes(self) -> int: ...
     @property
@@ -195,6 +215,15 @@ class Stats(tuple[int | None, ...]):
 
 @final
 class LimitResult(tuple[int | None, ...]):
+    n_fields: Final = 4
+    n_sequence_fields: Final = 4
+    n_unnamed_fields: Final = 0
+    __match_args__: Final = (
+        "limit",
+        "physical_bytes",
+        "overage_bytes",
+        "deferred_bytes",
+    )
     @property
     def limit(self) -> int | None: ...
     @property

@@ -11,13 +11,21 @@ class Error(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from the attributes: the arguments of the constructor are more than ``args``."""
-        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+        return _reduce(self)
 
 
-def _rebuild(kind: type[Error], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> Error:
+def _reduce(error: Exception) -> tuple[Any, ...]:
+    """Describe an error for pickle without its constructor: a subclass may change the signature."""
+    return (_rebuild, (type(error), error.args, object.__getstate__(error)))
+
+
+def _rebuild(kind: type[Exception], arguments: tuple[Any, ...], state: Any) -> Exception:
     error = BaseException.__new__(kind, *arguments)
     error.args = arguments
-    error.__dict__.update(attributes)
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    error.__dict__.update(attributes or {})
+    for name, value in (slots or {}).items():
+        setattr(error, name, value)
     return error
 
 
@@ -99,3 +107,7 @@ class PoolStateError(Error, RuntimeError):
 
 class ReleaseWarning(RuntimeWarning):
     """A ``free`` callback raised; the chunk is in ``Pool.unreturned``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from the attributes, as the errors do."""
+        return _reduce(self)

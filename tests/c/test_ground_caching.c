@@ -134,6 +134,29 @@ static void a_kept_chunk_is_handed_out_again(void **state)
     assert_int_equal(inner.freed_count, 2); /* destroying gives the kept ones back */
 }
 
+static void a_chunk_given_back_twice_is_refused(void **state)
+{
+    (void)state;
+    struct inner inner;
+    gp_error error;
+    inner_init(&inner, 8 * PAGE);
+    gp_request request = request_of(&inner, 1, 0);
+    gp_chunk *chunk, *first, *second;
+    CHECK_OK(gp_backing_alloc(inner.cache, &request, &chunk, &error), &error);
+    gp_chunk_retain(chunk);
+    CHECK_OK(gp_backing_free(inner.cache, chunk, &request, &error), &error);
+    CHECK_STATUS(GP_ERR_ARGUMENT, gp_backing_free(inner.cache, chunk, &request, &error), &error);
+    assert_int_equal(gp_backing_cached_bytes(inner.cache), PAGE);
+    CHECK_OK(gp_backing_alloc(inner.cache, &request, &first, &error), &error);
+    CHECK_OK(gp_backing_alloc(inner.cache, &request, &second, &error), &error);
+    assert_ptr_equal(first, chunk);
+    assert_ptr_not_equal(second, chunk);
+    gp_chunk_release(first);
+    gp_chunk_release(second);
+    gp_chunk_release(chunk);
+    inner_end(&inner);
+}
+
 static void a_chunk_of_another_device_is_not_handed_out(void **state)
 {
     (void)state;
@@ -516,6 +539,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_kept_chunk_is_handed_out_again),
+        cmocka_unit_test(a_chunk_given_back_twice_is_refused),
         cmocka_unit_test(a_chunk_of_another_device_is_not_handed_out),
         cmocka_unit_test(the_oldest_go_back_first),
         cmocka_unit_test(what_is_larger_than_the_bound_goes_straight_back),

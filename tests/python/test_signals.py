@@ -89,7 +89,7 @@ def test_a_signal_in_forget_stream(supplier: Supplier, alarm: Callable[[float], 
 
 @pytest.mark.parametrize("inner", ["trim", "drain", "close"])
 def test_a_handler_inside_a_wait_cannot_wait_for_it(inner: str) -> None:
-    """It would wait for the very operation that it interrupted; it is told so, and nothing hangs."""
+    """It would wait for the very operation that it interrupted; it is told so instead."""
     stream = growpool.host.Stream()
     release = threading.Event()
     answers: list[object] = []
