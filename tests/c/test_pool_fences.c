@@ -409,11 +409,39 @@ static void a_threads_own_fence_spares_uninvolved_captures(void **state)
     assert_int_equal(world_stats(&world).physical_bytes, 0);
 }
 
+/* pytorch 196258: another device is current while a pool waits for its own device's legacy stream. */
+static void a_trim_waits_on_its_own_device(void **state)
+{
+    gp__sim *other = gp__sim_create(&(struct gp__sim_options){.ordinal = 1});
+    gp_device *elsewhere = gp__sim_device(other);
+    struct gp__entry entry;
+    struct gp__sim_ledger ledger;
+    gp_stream *legacy = NULL;
+    uintptr_t va = 0;
+
+    (void)state;
+    open_world(0, 2 * MIB);
+    CHECK_OK(elsewhere->driver->enter(elsewhere, &entry, NULL), NULL);
+    CHECK_OK(gp_pool_stream(world.pool, 0, &legacy, NULL), NULL);
+    CHECK_OK(gp_pool_malloc(world.pool, 2 * MIB, legacy, 0, &va, NULL), NULL);
+    gp__sim_launch(world.sim, 0, va, 2 * MIB);
+    CHECK_OK(gp_pool_free(world.pool, va, NULL, 0, NULL), NULL);
+    CHECK_OK(trim(), &world.error);
+    gp__sim_get_ledger(other, &ledger);
+    assert_int_equal(gp__sim_pending_all(world.sim), 0);
+    assert_int_equal(ledger.event_count, 0); /* nothing was asked of the other device */
+    assert_int_equal(world_stats(&world).physical_bytes, 0);
+    gp_stream_release(legacy);
+    elsewhere->driver->leave(elsewhere, &entry);
+    gp__sim_destroy(other);
+}
+
 #define TEST(name) cmocka_unit_test_teardown(name, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(a_trim_waits_on_its_own_device),
         TEST(a_chunk_in_hand_keeps_its_owners_slot),
         TEST(a_drain_waits_for_a_chunk_in_hand),
         TEST(slots_come_back_without_a_reaper),

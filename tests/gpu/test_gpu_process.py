@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,21 @@ def run(body: str, code: int = 0, output: str = "") -> None:
     assert result.stderr == ""
     assert result.returncode == code
     assert result.stdout.strip() == output
+
+
+def test_readme_example_on_the_gpu() -> None:
+    """The example as it stands in the README, on "cuda:0" and without its NumPy line."""
+    readme = (HERE.parent.parent / "README.md").read_text()
+    example = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    lines = [line for line in example.splitlines() if "np.frombuffer" not in line]
+    program = "\n".join(lines).replace('"host"', '"cuda:0"').replace(", numpy as np", "")
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    refused, figures = result.stdout.splitlines()
+    assert "no room for 256 MiB" in refused
+    assert "physical_bytes=0" in figures
 
 
 def test_import_loads_no_driver() -> None:
