@@ -342,13 +342,6 @@ gp_status gp__cuda_event_query(gp_device *device, gp__event *event, gp_error *er
 #define LEAST_PAUSE_NS 20000u
 #define MOST_PAUSE_NS  500000u /* what a long wait may be late by */
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static void pause_ns(uint64_t ns)
 {
     struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u),
@@ -361,12 +354,12 @@ static void pause_ns(uint64_t ns)
 gp_status gp__cuda_event_wait(gp_device *device, gp__event *event, uint64_t timeout_ns,
                               gp_error *error)
 {
-    uint64_t start = now_ns();
+    uint64_t start = gp__monotonic_ns();
     uint64_t pause = LEAST_PAUSE_NS;
     gp__assert_no_lock();
     for (;;) {
         gp_status status = gp__cuda_event_query(device, event, error);
-        uint64_t elapsed = now_ns() - start;
+        uint64_t elapsed = gp__monotonic_ns() - start;
         if (status != GP_NOT_READY || elapsed >= timeout_ns)
             return status;
         if (elapsed < YIELD_NS) {

@@ -16,9 +16,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
-
-#define NANOSECONDS_PER_SECOND UINT64_C(1000000000)
 
 struct item {
     void (*function)(void *context);
@@ -320,16 +317,9 @@ void gp_host_stream_close(gp_host_stream *stream)
 
 /* ---- waiting ------------------------------------------------------------------------------ */
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * NANOSECONDS_PER_SECOND + (uint64_t)now.tv_nsec;
-}
-
 static uint64_t deadline_after(uint64_t timeout_ns)
 {
-    uint64_t now = now_ns();
+    uint64_t now = gp__monotonic_ns();
     return timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
 }
 
@@ -339,7 +329,7 @@ static uint64_t time_left(uint64_t deadline)
     if (deadline == UINT64_MAX) {
         return UINT64_MAX;
     }
-    uint64_t now = now_ns();
+    uint64_t now = gp__monotonic_ns();
     return now < deadline ? deadline - now : 0;
 }
 

@@ -186,6 +186,13 @@ static struct timespec deadline_after(uint64_t timeout_ns)
     return deadline;
 }
 
+uint64_t gp__monotonic_ns(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * NANOSECONDS_PER_SECOND + (uint64_t)now.tv_nsec;
+}
+
 void gp__condition_wait(pthread_cond_t *condition, struct gp__mutex *mutex, uint64_t timeout_ns)
 {
     witness_wait(mutex);

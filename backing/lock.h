@@ -50,6 +50,9 @@ void gp__mutex_unlock(struct gp__mutex *mutex);
 void gp__condition_init(pthread_cond_t *condition);
 void gp__condition_wait(pthread_cond_t *condition, struct gp__mutex *mutex, uint64_t timeout_ns);
 
+/* CLOCK_MONOTONIC in nanoseconds: what every timeout of the core is measured by. */
+uint64_t gp__monotonic_ns(void);
+
 /* Asserts that the calling thread holds no growpool lock: at the top of every call out (B2). */
 void gp__assert_no_lock(void);
 /* Asserts that it holds this one. */

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <time.h>
 
 #include "../backing/driver.h"
 #include "../backing/lock.h"
@@ -26,13 +25,6 @@ static void init_once(void)
 {
     gp__condition_init(&changed);
     generation = gp__fork_generation();
-}
-
-uint64_t gp__monotonic_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
 static struct gp__reaper_client *earliest(void)

@@ -39,8 +39,10 @@
  * THE LADDER, when memory is short (grow.c). First, if even reclaiming everything idle could not
  * meet the limit, GP_ERR_LIMIT at once and nothing is trimmed. Otherwise these rungs, each tried
  * once: the size wanted (growth step included); the size needed; own idle chunks given back; the
- * tickets of free ranges and retiring chunks waited for; chunks halved down to a page. At most 12
- * refusals by the backing, then GP_ERR_OUT_OF_MEMORY. The ladder never waits for a stream that
+ * tickets of free ranges and retiring chunks waited for, and at most 100 ms for chunks that other threads
+ * are giving back; chunks halved down to a page. At most 12 refusals by the backing, then
+ * GP_ERR_OUT_OF_MEMORY. Addresses that run short are reclaimed by the same rungs. What a request
+ * reclaims is its own to claim, as far as the limit allows. The ladder never waits for a stream that
  * captures nor for unknown owners.
  *
  * CHUNK PLAN (plan.c). A chunk is the run of new pages that a request needs: up to 128 MiB where
@@ -121,7 +123,9 @@ typedef struct gp_pool_options {
 gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error *error);
 gp_pool *gp_pool_retain(gp_pool *pool);
 /* Drops a reference. A pool that was not closed is handed to the reaper, which closes it and lets it
- * go; no waiting here, so finalisers may call it. After gp_begin_exit(): left as it is. */
+ * go; no waiting here, so finalisers may call it. Chunks whose owners only a context-wide fence could
+ * cover stay until the process ends: nobody answers for captures there. After gp_begin_exit(): left as
+ * it is. */
 void gp_pool_release(gp_pool *pool);
 /* Ends every block, waits for all owners (unknown ones too), unmaps, returns every chunk, frees the
  * addresses. Returns when no grower, queued chunk or delivery of the pool is left. A second call is
@@ -149,7 +153,7 @@ gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned
 gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                              uintptr_t *out, gp_error *error);
 /* Ends a block whose last use was enqueued on `stream`, or on the stream it was allocated on when
- * NULL. Address 0 is a no-op. Never blocks, allocates nothing, calls nothing back. GP_ERR_ARGUMENT:
+ * NULL. Address 0 is a no-op, and so is a block that a close under way has ended. Never blocks, allocates nothing, calls nothing back. GP_ERR_ARGUMENT:
  * not a block of this pool, freed already, or the other kind of block (see flags). GP_ERR_PINNED. */
 gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
                        gp_error *error);
