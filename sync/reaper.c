@@ -168,8 +168,3 @@ bool gp__reaper_stop(uint64_t timeout_ns)
     gp__mutex_unlock(&lock);
     return stopped;
 }
-
-bool gp__reaper_is_self(void)
-{
-    return is_self;
-}

@@ -37,7 +37,5 @@ void gp__reaper_kick(struct gp__reaper_client *client);
 void gp__reaper_remove(struct gp__reaper_client *client);
 /* Stops the thread and waits for it, at most timeout_ns; true if it ended. For process exit. */
 bool gp__reaper_stop(uint64_t timeout_ns);
-/* True on the reaper's own thread. */
-bool gp__reaper_is_self(void);
 
 #endif

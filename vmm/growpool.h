@@ -153,8 +153,11 @@ gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned
 gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                              uintptr_t *out, gp_error *error);
 /* Ends a block whose last use was enqueued on `stream`, or on the stream it was allocated on when
- * NULL. Address 0 is a no-op, and so is a block that a close under way has ended. Never blocks, allocates nothing, calls nothing back. GP_ERR_ARGUMENT:
- * not a block of this pool, freed already, or the other kind of block (see flags). GP_ERR_PINNED. */
+ * NULL. Address 0 is a no-op, and so is a block that a close under way has ended. Allocates nothing,
+ * calls nothing back, and never blocks, but for memory used on a CUDA per-thread default stream: its
+ * fence is recorded on this thread at once, which can stall behind another thread's driver call.
+ * GP_ERR_ARGUMENT: not a block of this pool, freed already, or the other kind of block (see flags).
+ * GP_ERR_PINNED. */
 gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
                        gp_error *error);
 /* `stream` uses the block too: it becomes an owner. */

@@ -139,7 +139,7 @@ static int parse_options(struct module_state *state, PyObject *const *given,
         return -1;
     }
     options->name = "";
-    if (given[ARG_NAME] != NULL) {
+    if (optional(given[ARG_NAME]) != NULL) {
         if (!PyUnicode_Check(given[ARG_NAME])) {
             PyErr_Format(PyExc_TypeError, "name must be text, not %.200s",
                          Py_TYPE(given[ARG_NAME])->tp_name);

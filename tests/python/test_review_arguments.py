@@ -297,3 +297,8 @@ def test_subclasses_pickle_and_copy() -> None:
             assert other.args == error.args
             assert vars(other) == vars(error)
             assert getattr(other, "third", None) == getattr(error, "third", None)
+
+
+def test_a_name_may_be_left_out_as_none() -> None:
+    with growpool.Pool("host", name=None) as pool:
+        assert pool.name == ""
