@@ -36,8 +36,8 @@
  *
  * DRIVER FACTS RELIED ON (H200, driver 580.159)
  *   - cuMemUnmap does not wait; under a running kernel it kills the context at the next synchronise.
- *   - cuEventRecord can block 200 ms behind another thread's driver call; cuEventQuery and
- *     cuStreamIsCapturing stay under 60 us.
+ *   - cuEventRecord can block 200 to 325 ms behind another thread's cuMemAllocHost; cuEventQuery,
+ *     cuStreamIsCapturing, cuStreamGetId and cuStreamGetCtx stayed under 60 us meanwhile.
  *   - Event and stream queries invalidate a capture in any mode but relaxed, so every call here runs
  *     inside driver->enter(). Records in a capturing stream would be captured, so is-capturing is
  *     asked first, and "implicitly" counts as capturing.
