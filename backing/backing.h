@@ -111,7 +111,8 @@ typedef enum gp_reason {
     GP_REASON_FORKED, /* this process is a fork of the one that made the object */
     GP_REASON_POISONED, /* an undo failed in the driver; no more growth */
     GP_REASON_EXITING, /* the process is shutting down */
-    GP_REASON_IN_USE /* a pool holds the chunk */
+    GP_REASON_IN_USE, /* a pool holds the chunk */
+    GP_REASON_BUSY /* another thread is changing the same part of the range */
 } gp_reason;
 
 /* Details of a failure, in storage of the caller's; every function takes NULL for "not wanted".
@@ -178,10 +179,29 @@ typedef enum gp_location {
                            readable by the CPU too */
 } gp_location;
 
+enum {
+    GP_CHUNK_EXPORTABLE = 1, /* gp_chunk_export_fd() works */
+    /* Network cards and the like may reach it. A wish: where the device or its driver says no, or a
+     * trial shows that such memory cannot be used (one for each device), the chunk is made without, and
+     * gp_chunk_flags() tells. */
+    GP_CHUNK_GPU_DIRECT_RDMA = 2
+};
+
 /* Makes `size` bytes (a multiple of the granularity). GP_ERR_OUT_OF_MEMORY when the device has no
- * room, GP_ERR_UNAVAILABLE when the location is not supported there. May block: hold no lock. */
-gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, gp_chunk **out,
-                          gp_error *error);
+ * room, GP_ERR_UNAVAILABLE when the location, or exporting, is not supported there. May block: hold no
+ * lock. */
+gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, unsigned flags,
+                          gp_chunk **out, gp_error *error);
+/* A new POSIX file descriptor (close-on-exec, the caller's to close) that stands for the chunk's memory,
+ * for another process to import. GP_ERR_ARGUMENT: not made with GP_CHUNK_EXPORTABLE; an imported chunk
+ * cannot be exported again. */
+gp_status gp_chunk_export_fd(gp_chunk *chunk, int *fd, gp_error *error);
+/* The same memory from a descriptor that gp_chunk_export_fd() made, here or in another process; `size` is
+ * the chunk's exact size, which is checked by a trial mapping (GP_ERR_ARGUMENT). The descriptor stays the
+ * caller's. Memory lives until its last chunk in any process is released. */
+gp_status gp_chunk_import_fd(gp_device *device, int fd, size_t size, gp_chunk **out,
+                             gp_error *error);
+unsigned gp_chunk_flags(const gp_chunk *chunk); /* GP_CHUNK_*, as it came to be */
 /* Adopts a handle made elsewhere (for CUDA a CUmemGenericAllocationHandle). UNSAFE: the driver
  * crashes the process if the handle is not live. release(context) runs when the last reference
  * goes; with release NULL the handle itself is released then. Not on the host device. */

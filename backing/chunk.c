@@ -112,9 +112,10 @@ static gp_status check_new(gp_device *device, size_t size, gp_error *error)
     return status != GP_OK ? status : gp__check_process(error);
 }
 
-gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, gp_chunk **out,
-                          gp_error *error)
+gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, unsigned flags,
+                          gp_chunk **out, gp_error *error)
 {
+    (void)flags;
     gp__assert_no_lock();
     gp_status status = check_new(device, size, error);
     if (status != GP_OK) {

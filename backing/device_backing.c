@@ -13,7 +13,7 @@ static gp_status make_chunk(void *context, const gp_request *request, gp_chunk *
                             gp_error *error)
 {
     const gp_location *location = context;
-    return gp_chunk_create(request->device, request->size, *location, out, error);
+    return gp_chunk_create(request->device, request->size, *location, 0, out, error);
 }
 
 static gp_status drop_chunk(void *context, gp_chunk *chunk, const gp_request *request,

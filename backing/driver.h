@@ -62,7 +62,7 @@ struct gp__driver {
     /* -- streams: stream_resolve and stream_capturing never block and may run with the GIL held -- */
     /* GP_ERR_ARGUMENT for a handle that is no stream of this device, where that can be told: CUDA
      * crashes on the handle of a destroyed stream, whatever is asked. GP_ERR_CAPTURE while the stream is
-     * being captured: asking CUDA for the id of such a stream invalidates its capture, in every mode
+     * being captured, and *out is then filled but for the id: asking CUDA for the id of such a stream invalidates its capture, in every mode
      * (measured on an H200, driver 580.159; asking for its context or whether it captures does not). */
     gp_status (*stream_resolve)(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                 gp_error *error);
@@ -87,6 +87,34 @@ struct gp__driver {
     /* The same after waiting at most timeout_ns. */
     gp_status (*event_wait)(gp_device *device, gp__event *event, uint64_t timeout_ns,
                             gp_error *error);
+
+    /* -- work: enqueued on a stream, and part of the graph when the stream captures -- */
+    /* Copies `bytes`; `to` and `from` are memory of the device or of the host. May block: pageable
+     * host memory is staged. Host memory must stay as it is until the stream has passed. */
+    gp_status (*copy)(gp_device *device, uintptr_t to, uintptr_t from, size_t bytes,
+                      const struct gp__stream_key *stream, gp_error *error);
+    /* Every byte becomes `value`. May block. */
+    gp_status (*fill)(gp_device *device, uintptr_t va, size_t bytes, unsigned char value,
+                      const struct gp__stream_key *stream, gp_error *error);
+    /* What is enqueued on the stream from now on waits, on the device, for the event's latest record.
+     * Precondition: neither the stream nor the event's captures, "implicitly" included: that would
+     * invalidate the capture (measured on an H200). May block. */
+    gp_status (*stream_wait)(gp_device *device, const struct gp__stream_key *stream,
+                             gp__event *event, gp_error *error);
+
+    /* -- captures: inside enter() -- */
+    /* *id: the capture that the stream is part of, never reused; 0 for none, and for the legacy stream
+     * beside a blocking capture, which is part of nothing. GP_ERR_CAPTURE: the capture was invalidated.
+     * Never blocks (33 ns measured), changes no capture in relaxed mode. */
+    gp_status (*capture_id)(gp_device *device, const struct gp__stream_key *stream, uint64_t *id,
+                            gp_error *error);
+    /* Has gone(context) called once when nothing can replay the graph being captured on the stream any
+     * more: after the last graph and executable made of it is destroyed and every launch of those has
+     * completed, or after the capture failed (both measured: an executable destroyed under two running
+     * launches calls it when the second ends). On any thread, which must not call the driver: it may
+     * only set a flag. Not called when this fails. May block. */
+    gp_status (*capture_keep)(gp_device *device, const struct gp__stream_key *stream,
+                              void (*gone)(void *context), void *context, gp_error *error);
 
     /* Makes the device's context current and the thread's capture mode relaxed; leave() undoes it.
      * Cheap and non-blocking (70 ns on CUDA). Around every callback, every record, query and wait. */

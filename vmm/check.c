@@ -109,6 +109,7 @@ static void check_spans(struct check *check, const struct gp__segment *segment)
             check->retiring += span->bytes;
             break;
         case GP_SPAN_ABANDONED:
+        case GP_SPAN_HELD:
             break;
         }
     }

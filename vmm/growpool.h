@@ -9,12 +9,16 @@
  *   page      the pool's unit of growth: the device's granularity, or chunk_size where it is fixed.
  *   span      a run of a segment in one state; spans tile each segment without gaps.
  *   block     a USED span: memory in a user's hands.
+ *   range     one user's own segment, of which parts are committed (USED) and the rest is not.
+ *   growable  a range that is committed from its start to its size.
+ *   arena     the memory that blocks of one capture have had: it belongs to the captured graph.
+ *   export    a use of memory by another library, counted as a pin.
  *   mapping   one chunk at its addresses.
  *   idle      said of a mapping in which no block lives and no grower has a claim.
  *   claim     pages and bytes that a grower took, before the backing was asked.
  *
  *   physical_bytes = claimed + mapped + retiring + being returned + unreturned + abandoned
- *   used_bytes     = in blocks (rounded up to 512)
+ *   used_bytes     = in blocks (rounded up to 512) and in committed parts of ranges (whole pages)
  *   address_bytes  = reserved addresses
  *
  * PICTURE
@@ -30,6 +34,11 @@
  *     +--- unmapped (retire.c) <--- RETIRING <--- retire (retire.c) --- FREE (a whole idle mapping)
  *                                       +------- wanted again (retire.c) -----> FREE
  *   RETIRING --- the driver refused to unmap ---> ABANDONED (until process exit)
+ *   A block of a capture's arena: USED --- gp_pool_free (block.c) ---> HELD --- the graph is gone
+ *   (arena.c) ---> FREE; and HELD --- a block of the same capture ---> USED.
+ *   In a range's segment nothing but the range takes HOLE and FREE (range.c): commit claims and
+ *   publishes them as USED, decommit makes USED FREE and sets the mappings that are idle by then
+ *   retiring. FREE there is the rest of a chunk that a cut left mapped.
  *
  * HOW A POOL GROWS. Under the lock: choose a place, claim exactly the pages and bytes it needs. Drop
  * the lock; ask the backing; map; set access. Lock again; check that the pool still wants it;
@@ -57,12 +66,41 @@
  * an owned neighbour only when that neighbour is at least as large, or one stream is all there is:
  * a small free must not tie a large range to its stream.
  *
+ * RANGES. A range has a segment of its own, as large as it may become, so its address never changes
+ * and growing copies nothing. Each commit maps chunks of its own, planned like those of a large block:
+ * a doubling is one chunk up to 1 GiB. A chunk is given back whole, so one that a cut goes through
+ * stays, counted as kept, and goes with its last committed page; a pool with chunk_size equal to the
+ * granularity is exact. Owners belong to the range as a whole: the stream it was made for, those that
+ * committed, and those recorded. A commit waits for the owners of memory that is still mapped there
+ * (its addresses are the ones that the user wants); it and the bulk forms are all or nothing.
+ *
+ * CAPTURES. A block for a stream that captures belongs to the arena of that capture. It comes from
+ * memory that everybody has passed, or from new chunks, and once freed it is used again inside the same
+ * capture only: replays use it whenever they like. The graph holds a user object that says when it is
+ * gone, executables and their launches included; then the arena's memory is like any other. A pool with
+ * living graphs does not close (GP_ERR_CAPTURE). On the legacy stream beside a blocking capture, blocks
+ * are ordinary ones.
+ *
+ * ADDRESSES. Blocks live in segments of at most address_space bytes together; the first is that large,
+ * or, where address_space is the default, an eighth of what is left of 16 TiB for all default
+ * reservations of the process, so that thousands of pools fit into 128 TiB; the next ones follow as
+ * needed. Ranges reserve what they ask for, beside that. A refusal is GP_ERR_ADDRESS_SPACE.
+ *
+ * WHO CLOSES A POOL THAT IS LET GO. gp_pool_finish() and the last gp_pool_release() leave it to the
+ * reaper, which waits for streams that it can fence one by one. What unknown owners keep goes with the
+ * next gp_pool_trim(), gp_pool_drain() or gp_pool_close() of any pool of that device: those callers
+ * answer for captures, a background thread cannot.
+ *
  * OWNERSHIP
  *   thing        holds                            undone by               depends on
  *   pool         backing, segments, timeline      gp_pool_close+release   device
  *   segment      one reservation                  gp_pool_close           nothing mapped in it
  *   mapping      an accepted chunk                unmap, then free        its owners' passing
  *   block        its bytes                        gp_pool_free            its mappings
+ *   range        a segment, its pool              gp_range_close, release its mappings' passing
+ *   arena        spans of one capture             the graph's user object the graph
+ *   pin          a block, or a part of a range    gp_pool_unpin,          whoever reads the export
+ *                                                 gp_range_unpin
  *
  * INVARIANTS (with B1-B3, S1-S3 of the other headers); gp__pool_check() asserts V4 and V5
  *   V1  A live address never moves.
@@ -88,8 +126,8 @@
 #ifndef GROWPOOL_H
 #define GROWPOOL_H
 
-#include "../backing/backing.h"
-#include "../sync/stream.h"
+#include "backing.h"
+#include "stream.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -110,12 +148,15 @@ typedef struct gp_pool_options {
     gp_backing *backing; /* retained; NULL: chunks straight from the device */
     size_t limit; /* physical bytes; GP_NO_LIMIT for none; 0 is a limit that allows nothing */
     size_t chunk_size; /* bytes, a multiple of the granularity; 0: the pool plans its chunks */
-    size_t address_space; /* bytes of addresses for blocks; 0: twice the device's memory */
+    size_t address_space; /* bytes of addresses for blocks; 0: twice the device's memory, see ADDRESSES */
     unsigned flags; /* GP_POOL_* */
     /* Asked every few milliseconds while an explicit call waits; non-zero ends the wait with
      * GP_ERR_INTERRUPTED. Never called from the reaper. NULL: waits are not interruptible. */
     int (*interrupted)(void *context);
     void *interrupted_context;
+    /* Devices of the same kind that get access to every chunk, now and later; copied. */
+    gp_device *const *peers;
+    size_t peer_count;
 } gp_pool_options;
 
 /* Makes an empty pool: nothing is reserved or mapped before the first block. Options are copied.
@@ -127,11 +168,14 @@ gp_pool *gp_pool_retain(gp_pool *pool);
  * cover stay until the process ends: nobody answers for captures there. After gp_begin_exit(): left as
  * it is. */
 void gp_pool_release(gp_pool *pool);
-/* Ends every block, waits for all owners (unknown ones too), unmaps, returns every chunk, frees the
+/* Ends every block and range, waits for all owners (unknown ones too), unmaps, returns every chunk, frees the
  * addresses. Returns when no grower, queued chunk or delivery of the pool is left. A second call is
  * GP_OK. GP_ERR_PINNED and GP_ERR_CAPTURE: nothing changed. GP_ERR_INTERRUPTED: the pool takes no
  * more work; call again to go on. A chunk whose free failed stays in gp_pool_unreturned(). */
 gp_status gp_pool_close(gp_pool *pool, gp_error *error);
+/* For a pool whose memory is still exported, or in graphs: it takes no more work from now on, and is
+ * closed by the reaper after the last pin and graph; gp_pool_close() may still be called. Never waits. */
+gp_status gp_pool_finish(gp_pool *pool, gp_error *error);
 bool gp_pool_is_closed(const gp_pool *pool);
 gp_device *gp_pool_device(const gp_pool *pool);
 const char *gp_pool_name(const gp_pool *pool);
@@ -145,11 +189,12 @@ enum {
 };
 
 /* A block of at least `size` bytes for work on `stream`. Size 0 gives address 0. May grow the pool,
- * call the backing, and wait. GP_ERR_CAPTURE while `stream` is being captured. */
+ * call the backing, and wait. While `stream` is being captured the block belongs to the graph (CAPTURES
+ * above); GP_ERR_CAPTURE when the capture was invalidated. */
 gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                          uintptr_t *out, gp_error *error);
 /* The part of gp_pool_malloc() that never blocks and never calls out: GP_NOT_READY when memory that
- * the stream may use at once is not there. */
+ * the stream may use at once is not there, and for the first block of a capture. */
 gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                              uintptr_t *out, gp_error *error);
 /* Ends a block whose last use was enqueued on `stream`, or on the stream it was allocated on when
@@ -164,9 +209,99 @@ gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsi
 gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *stream,
                                 gp_error *error);
 /* Exports of a block's memory are counted; while any lives, freeing the block or closing the pool is
- * GP_ERR_PINNED. `unknown` marks the memory as used by streams that growpool cannot see. */
+ * GP_ERR_PINNED. `unknown` marks the memory as used by streams that growpool cannot see. Each pin holds
+ * a reference to the pool. */
 gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *error);
+/* Ends one pin; on any thread, and never waits. The last one ends a block that was abandoned to it. */
 void gp_pool_unpin(gp_pool *pool, uintptr_t address);
+/* For finalisers: frees the block now, or with its last pin. Its owners are those it has, and `unknown`
+ * when it was pinned so. Never waits, reports nothing. */
+void gp_pool_abandon(gp_pool *pool, uintptr_t address, unsigned flags);
+
+/* ---- work on memory ------------------------------------------------------------------------ */
+
+/* Enqueue a copy or a fill on the stream. Addresses may be the pool's or the host's. The caller says
+ * record_stream where the stream is no owner yet, and keeps host memory as it is until the stream has
+ * passed. On the host's calling thread they are done on return. May block: hold no lock. */
+gp_status gp_pool_copy(gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes, gp_stream *stream,
+                       gp_error *error);
+gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigned char value,
+                       gp_stream *stream, gp_error *error);
+/* Waits until everything enqueued on the stream by now is done. GP_ERR_CAPTURE, GP_ERR_INTERRUPTED.
+ * With `whole` interrupts are not noticed. */
+gp_status gp_pool_synchronize(gp_pool *pool, gp_stream *stream, bool whole, gp_error *error);
+/* Makes `to` wait, on the device, for what is enqueued on `from` by now. Nothing to do when they are one
+ * stream. GP_ERR_CAPTURE while either captures. */
+gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *error);
+/* The stream that a block was allocated on; *out is a new reference. */
+gp_status gp_pool_block_stream(gp_pool *pool, uintptr_t address, gp_stream **out, gp_error *error);
+
+/* ---- ranges -------------------------------------------------------------------------------- */
+
+/* Reference counted; holds its pool. Any thread. Two calls that change overlapping parts at once, or two
+ * resizes, are GP_ERR_STATE (GP_REASON_BUSY) for the later one. */
+typedef struct gp_range gp_range;
+
+typedef struct gp_interval {
+    size_t offset; /* bytes, both multiples of gp_range_granularity() */
+    size_t bytes;
+} gp_interval;
+
+typedef struct gp_release_result {
+    size_t released_bytes; /* given back, or with GP_TRIM_NO_WAIT set retiring */
+    size_t kept_bytes; /* of the part, still mapped: in chunks that other committed pages share, or
+                          waiting for an explicit call */
+} gp_release_result;
+
+/* Reserves addresses for max_bytes (rounded up to pages; 0 is a valid empty range with address 0) and
+ * commits nothing. GP_ERR_ADDRESS_SPACE. */
+gp_status gp_range_create(gp_pool *pool, size_t max_bytes, gp_stream *stream, gp_range **out,
+                          gp_error *error);
+gp_range *gp_range_retain(gp_range *range);
+/* The last reference ends the range as gp_range_close() does, or after its last pin. Never waits. */
+void gp_range_release(gp_range *range);
+/* Decommits everything after its last use on `stream` (NULL: its own) and lets go of the addresses once
+ * the memory has passed. Never waits. A second call is GP_OK. GP_ERR_PINNED. */
+gp_status gp_range_close(gp_range *range, gp_stream *stream, gp_error *error);
+bool gp_range_is_closed(const gp_range *range); /* of itself or with its pool */
+
+uintptr_t gp_range_address(const gp_range *range);
+size_t gp_range_max_bytes(const gp_range *range);
+size_t gp_range_granularity(const gp_range *range);
+size_t gp_range_size(const gp_range *range); /* bytes, of the last gp_range_resize() */
+gp_pool *gp_range_pool(const gp_range *range); /* borrowed */
+gp_stream *gp_range_stream(const gp_range *range); /* borrowed: the one it was made for */
+size_t gp_range_committed_bytes(const gp_range *range);
+size_t gp_range_physical_bytes(const gp_range *range); /* of chunks at its addresses, retiring too */
+/* Copies committed intervals, by offset and as long as possible each, to out[0..capacity) and returns
+ * how many there are. */
+size_t gp_range_committed(const gp_range *range, gp_interval *out, size_t capacity);
+
+/* Commits every page of the intervals for work on `stream` (NULL: its own); pages that are committed stay
+ * as they are. Intervals may be in any order and overlap. All or nothing. *committed (may be NULL): bytes
+ * that this call added. May call the backing and wait, as gp_pool_malloc() does. */
+gp_status gp_range_commit(gp_range *range, const gp_interval *intervals, size_t count,
+                          gp_stream *stream, size_t *committed, gp_error *error);
+/* Decommits the intervals after their last use on `stream` (NULL: its own); pages that are not committed
+ * stay as they are. Chunks without a committed page are given back after one fence for all of them
+ * (GP_TRIM_NO_WAIT: by the reaper). GP_ERR_PINNED, GP_ERR_CAPTURE: nothing changed. GP_ERR_INTERRUPTED:
+ * decommitted, and given back later. */
+gp_status gp_range_decommit(gp_range *range, const gp_interval *intervals, size_t count,
+                            gp_stream *stream, unsigned flags, gp_release_result *out,
+                            gp_error *error);
+/* Commits from the start to `size`, rounded up to a page, and decommits what lies behind. Contents below
+ * stay. GP_ERR_ARGUMENT: above the maximum. Errors as of the two above; the size is then as before. */
+gp_status gp_range_resize(gp_range *range, size_t size, gp_stream *stream, unsigned flags,
+                          gp_release_result *out, gp_error *error);
+/* `stream` uses the range too, now and later: it becomes an owner. */
+gp_status gp_range_record_stream(gp_range *range, gp_stream *stream, gp_error *error);
+/* As gp_pool_pin(), for [offset, offset + bytes), all of it committed (else GP_ERR_ARGUMENT): what
+ * overlaps it is not decommitted meanwhile. Each pin holds a reference to the range. */
+gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown,
+                       gp_error *error);
+void gp_range_unpin(gp_range *range, size_t offset, size_t bytes);
+
+/* ---- shrinking ----------------------------------------------------------------------------- */
 
 enum {
     GP_TRIM_NO_WAIT = 1 /* set chunks retiring and return; the reaper gives them back */
@@ -226,7 +361,8 @@ typedef enum gp_span_state {
     GP_SPAN_CLAIMED,
     GP_SPAN_RETIRING,
     GP_SPAN_HOLE,
-    GP_SPAN_ABANDONED
+    GP_SPAN_ABANDONED,
+    GP_SPAN_HELD /* free, for the capture that it belongs to */
 } gp_span_state;
 
 typedef struct gp_span_info {
@@ -236,6 +372,7 @@ typedef struct gp_span_info {
     uint64_t stream_id; /* USED: the stream it was allocated on; else 0 */
     unsigned owner_count; /* owners that have not passed, unknown counted as one */
     bool segment_start; /* first span of its segment */
+    bool in_range; /* of a range's segment */
 } gp_span_info;
 
 typedef struct gp_chunk_info {

@@ -105,7 +105,7 @@ static PyObject *chunk_create(PyTypeObject *type, PyTypeObject *defining, PyObje
     gp_error error = {0};
     gp_chunk *chunk = NULL;
     PyThreadState *saved = ext_leave_python();
-    gp_status status = gp_chunk_create(device, size, location, &chunk, &error);
+    gp_status status = gp_chunk_create(device, size, location, 0, &chunk, &error);
     ext_reenter_python(saved);
     if (status == GP_OK)
         return wrap(state, chunk);

@@ -19,6 +19,8 @@ static const char *reason_text(gp_reason reason)
         return "poisoned";
     case GP_REASON_EXITING:
         return "exiting";
+    case GP_REASON_BUSY:
+        return "busy";
     case GP_REASON_IN_USE:
         return "in_use";
     case GP_REASON_NONE:

@@ -176,6 +176,8 @@ static const char *span_state_text(gp_span_state state)
         return "hole";
     case GP_SPAN_ABANDONED:
         return "abandoned";
+    case GP_SPAN_HELD:
+        return "held";
     }
     return "unknown";
 }

@@ -188,7 +188,7 @@ static bool child_leaves_the_driver_alone(void *context)
     gp_chunk *other;
     gp_error error;
     bool refused =
-        gp_chunk_create(&fake->device, PAGE, GP_LOCATION_DEVICE, &other, &error) == GP_ERR_STATE &&
+        gp_chunk_create(&fake->device, PAGE, GP_LOCATION_DEVICE, 0, &other, &error) == GP_ERR_STATE &&
         error.reason == GP_REASON_FORKED && gp_chunk_close(chunk, &error) == GP_ERR_STATE &&
         error.reason == GP_REASON_FORKED;
     gp_chunk_release(chunk);
@@ -201,7 +201,7 @@ static void a_forked_child_makes_no_driver_call(void **state)
     struct fake_device fake;
     gp_chunk *chunk;
     fake_device_init(&fake);
-    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, NULL), NULL);
     assert_int_equal(in_child(child_leaves_the_driver_alone, chunk), 0);
     gp_chunk_release(chunk);
     fake_device_check_clean(&fake);
@@ -224,7 +224,7 @@ static void after_begin_exit_nothing_is_called(void **state)
     gp_error error;
     int released = 0;
     fake_device_init(&fake);
-    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &made, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &made, NULL), NULL);
     CHECK_OK(gp_chunk_adopt(&fake.device, 9, PAGE, count_release, &released, &adopted, NULL), NULL);
     int64_t live = gp__memory_live();
     assert_false(gp__is_exiting());
@@ -233,7 +233,7 @@ static void after_begin_exit_nothing_is_called(void **state)
     CHECK_STATUS(GP_ERR_STATE, gp_chunk_close(made, &error), NULL);
     assert_int_equal(error.reason, GP_REASON_EXITING);
     CHECK_STATUS(GP_ERR_STATE,
-                 gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &other, &error), NULL);
+                 gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &other, &error), NULL);
     assert_int_equal(error.reason, GP_REASON_EXITING);
     CHECK_STATUS(GP_ERR_STATE, gp_device_open(GP_DEVICE_HOST, 0, &device, &error), NULL);
     assert_int_equal(error.reason, GP_REASON_EXITING);

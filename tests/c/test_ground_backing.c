@@ -51,7 +51,7 @@ static gp_status script_alloc(void *context, const gp_request *request, gp_chunk
         *out = gp_chunk_retain(script->answer);
         return GP_OK;
     }
-    return gp_chunk_create(request->device, request->size, GP_LOCATION_DEVICE, out, error);
+    return gp_chunk_create(request->device, request->size, GP_LOCATION_DEVICE, 0, out, error);
 }
 
 static gp_status script_free(void *context, gp_chunk *chunk, const gp_request *request,
@@ -244,17 +244,17 @@ static void wrong_answers_are_refused(void **state)
     script.answers_nothing = false;
 
     CHECK_OK(
-        gp_chunk_create(&script.fake.device, 2 * PAGE, GP_LOCATION_DEVICE, &script.answer, NULL),
+        gp_chunk_create(&script.fake.device, 2 * PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
         NULL);
     check_refused(&script, GP_ERR_CONTRACT_VALUE, "of 4194304 bytes");
     gp_chunk_release(script.answer);
 
-    CHECK_OK(gp_chunk_create(&elsewhere.device, PAGE, GP_LOCATION_DEVICE, &script.answer, NULL),
+    CHECK_OK(gp_chunk_create(&elsewhere.device, PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
              NULL);
     check_refused(&script, GP_ERR_CONTRACT_VALUE, "on sim:3");
     gp_chunk_release(script.answer);
 
-    CHECK_OK(gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, &script.answer, NULL),
+    CHECK_OK(gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
              NULL);
     CHECK_OK(gp_chunk_close(script.answer, NULL), NULL);
     check_refused(&script, GP_ERR_CONTRACT_VALUE, "which is closed");
@@ -269,7 +269,7 @@ static void a_chunk_is_accepted_once(void **state)
     struct script script;
     gp_error error;
     script_init(&script);
-    CHECK_OK(gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, &script.answer, NULL),
+    CHECK_OK(gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
              NULL);
     gp_chunk *chunk = supply(&script);
     assert_ptr_equal(chunk, script.answer);

@@ -35,7 +35,7 @@ static gp_status inner_alloc(void *context, const gp_request *request, gp_chunk 
         return gp_error_set(error, GP_ERR_OUT_OF_MEMORY, "no room");
     }
     gp_status status =
-        gp_chunk_create(request->device, request->size, GP_LOCATION_DEVICE, out, error);
+        gp_chunk_create(request->device, request->size, GP_LOCATION_DEVICE, 0, out, error);
     inner->room -= status == GP_OK;
     return status;
 }

@@ -24,8 +24,8 @@ static void a_chunk_lives_as_long_as_its_references(void **state)
     int user;
     int64_t live = gp__memory_live();
     fake_device_init(&fake);
-    CHECK_OK(gp_chunk_create(&fake.device, 2 * PAGE, GP_LOCATION_HOST, &chunk, NULL), NULL);
-    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &next, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, 2 * PAGE, GP_LOCATION_HOST, 0, &chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &next, NULL), NULL);
     assert_int_equal(gp_chunk_size(chunk), 2 * PAGE);
     assert_ptr_equal(gp_chunk_device(chunk), &fake.device);
     assert_int_equal(gp_chunk_location(chunk), GP_LOCATION_HOST);
@@ -56,22 +56,22 @@ static void a_chunk_that_cannot_be_made_leaves_nothing(void **state)
     int64_t live = gp__memory_live();
     fake_device_init(&fake);
     CHECK_STATUS(GP_ERR_ARGUMENT,
-                 gp_chunk_create(&fake.device, 0, GP_LOCATION_DEVICE, &chunk, &error), NULL);
+                 gp_chunk_create(&fake.device, 0, GP_LOCATION_DEVICE, 0, &chunk, &error), NULL);
     CHECK_STATUS(GP_ERR_ARGUMENT,
-                 gp_chunk_create(&fake.device, PAGE + 1, GP_LOCATION_DEVICE, &chunk, &error), NULL);
+                 gp_chunk_create(&fake.device, PAGE + 1, GP_LOCATION_DEVICE, 0, &chunk, &error), NULL);
     assert_int_equal(error.size, PAGE + 1);
-    CHECK_STATUS(GP_ERR_ARGUMENT, gp_chunk_create(NULL, PAGE, GP_LOCATION_DEVICE, &chunk, &error),
+    CHECK_STATUS(GP_ERR_ARGUMENT, gp_chunk_create(NULL, PAGE, GP_LOCATION_DEVICE, 0, &chunk, &error),
                  NULL);
     gp__memory_fail_at(1, 0);
     CHECK_STATUS(GP_ERR_HOST_MEMORY,
-                 gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &chunk, &error), NULL);
+                 gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, &error), NULL);
     gp__memory_fail_at(1, 0);
     CHECK_STATUS(GP_ERR_HOST_MEMORY,
                  gp_chunk_adopt(&fake.device, 5, PAGE, NULL, NULL, &chunk, &error), NULL);
     gp__memory_fail_at(0, 0);
     fake.create_status = GP_ERR_OUT_OF_MEMORY;
     CHECK_STATUS(GP_ERR_OUT_OF_MEMORY,
-                 gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &chunk, &error), NULL);
+                 gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, &error), NULL);
     assert_string_equal(error.call, "fake_create");
     assert_null(chunk);
     fake_device_check_clean(&fake);
@@ -108,7 +108,7 @@ static void closing_releases_at_once_and_once(void **state)
     gp_chunk *chunk;
     gp_error error;
     fake_device_init(&fake);
-    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, NULL), NULL);
     assert_true(gp__chunk_move(chunk, GP__CHUNK_IDLE, GP__CHUNK_SUPPLIED));
     assert_true(gp_chunk_is_in_use(chunk));
     CHECK_STATUS(GP_ERR_STATE, gp_chunk_close(chunk, &error), NULL);
@@ -135,14 +135,14 @@ static void a_release_that_the_driver_refuses_is_counted(void **state)
     gp_error error;
     uint64_t failed = gp__chunk_failed_releases();
     fake_device_init(&fake);
-    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, NULL), NULL);
     fake.release_status = GP_ERR_DRIVER;
     CHECK_STATUS(GP_ERR_DRIVER, gp_chunk_close(chunk, &error), NULL);
     assert_string_equal(error.call, "fake_release");
     assert_true(gp_chunk_is_closed(chunk));
     gp_chunk_release(chunk);
     assert_int_equal(gp__chunk_failed_releases(), failed + 1);
-    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, &chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, NULL), NULL);
     gp_chunk_release(chunk);
     assert_int_equal(gp__chunk_failed_releases(), failed + 2);
 }
@@ -177,7 +177,7 @@ static const enum gp__chunk_state ways[STATE_COUNT][4] = {
 static gp_chunk *chunk_in(struct fake_device *fake, enum gp__chunk_state state)
 {
     gp_chunk *chunk;
-    CHECK_OK(gp_chunk_create(&fake->device, PAGE, GP_LOCATION_DEVICE, &chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake->device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, NULL), NULL);
     for (size_t i = 0; i < 4 && ways[state][i] != GP__CHUNK_IDLE; i++) {
         assert_true(gp__chunk_move(chunk, gp__chunk_state_of(chunk), ways[state][i]));
     }

@@ -211,7 +211,7 @@ static void chunks_that_cannot_be_made_are_refused(void **state)
                  driver->create(host, PAGE, GP_LOCATION_DEVICE, &memory, &error), NULL);
     gp__memory_fail_at(2, 0); /* the chunk is described, the driver's part is not */
     CHECK_STATUS(GP_ERR_HOST_MEMORY,
-                 gp_chunk_create(host, PAGE, GP_LOCATION_DEVICE, &chunk, &error), NULL);
+                 gp_chunk_create(host, PAGE, GP_LOCATION_DEVICE, 0, &chunk, &error), NULL);
     gp__memory_fail_at(0, 0);
     CHECK_STATUS(GP_ERR_ARGUMENT, gp_chunk_adopt(host, 7, PAGE, NULL, NULL, &chunk, &error), NULL);
     assert_int_equal(memory, 0);
