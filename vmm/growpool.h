@@ -148,7 +148,8 @@ typedef struct gp_pool_options {
     gp_backing *backing; /* retained; NULL: chunks straight from the device */
     size_t limit; /* physical bytes; GP_NO_LIMIT for none; 0 is a limit that allows nothing */
     size_t chunk_size; /* bytes, a multiple of the granularity; 0: the pool plans its chunks */
-    size_t address_space; /* bytes of addresses for blocks; 0: twice the device's memory, see ADDRESSES */
+    size_t
+        address_space; /* bytes of addresses for blocks; 0: twice the device's memory, see ADDRESSES */
     unsigned flags; /* GP_POOL_* */
     /* Asked every few milliseconds while an explicit call waits; non-zero ends the wait with
      * GP_ERR_INTERRUPTED. Never called from the reaper. NULL: waits are not interruptible. */
@@ -272,7 +273,8 @@ size_t gp_range_size(const gp_range *range); /* bytes, of the last gp_range_resi
 gp_pool *gp_range_pool(const gp_range *range); /* borrowed */
 gp_stream *gp_range_stream(const gp_range *range); /* borrowed: the one it was made for */
 size_t gp_range_committed_bytes(const gp_range *range);
-size_t gp_range_physical_bytes(const gp_range *range); /* of chunks at its addresses, retiring too */
+size_t
+gp_range_physical_bytes(const gp_range *range); /* of chunks at its addresses, retiring too */
 /* Copies committed intervals, by offset and as long as possible each, to out[0..capacity) and returns
  * how many there are. */
 size_t gp_range_committed(const gp_range *range, gp_interval *out, size_t capacity);
@@ -297,8 +299,7 @@ gp_status gp_range_resize(gp_range *range, size_t size, gp_stream *stream, unsig
 gp_status gp_range_record_stream(gp_range *range, gp_stream *stream, gp_error *error);
 /* As gp_pool_pin(), for [offset, offset + bytes), all of it committed (else GP_ERR_ARGUMENT): what
  * overlaps it is not decommitted meanwhile. Each pin holds a reference to the range. */
-gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown,
-                       gp_error *error);
+gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown, gp_error *error);
 void gp_range_unpin(gp_range *range, size_t offset, size_t bytes);
 
 /* ---- shrinking ----------------------------------------------------------------------------- */
