@@ -126,12 +126,13 @@ unsigned ext_pin_flags_for_export(const struct memory_object *root)
     return host ? EXT_PIN_EXPORT : EXT_PIN_EXPORT | EXT_PIN_UNKNOWN;
 }
 
-static int raise_not_committed(const struct ext_part *part, const gp_error *error, unsigned flags)
+static int raise_not_committed(const struct ext_part *part, unsigned flags)
 {
     PyErr_Format(flags & EXT_PIN_EXPORT ? PyExc_BufferError : PyExc_ValueError,
-                 "%zu bytes at offset %zu of %s are not all committed, and memory without chunks "
-                 "cannot be used: commit them first (%s)",
-                 part->bytes, part->offset, noun(part->root), error->message);
+                 "%zu bytes at offset %zu of %s are not all committed, of %zu that are: commit "
+                 "them first, or use a view() of a part",
+                 part->bytes, part->offset, noun(part->root),
+                 gp_range_committed_bytes(part->range));
     return -1;
 }
 
@@ -154,7 +155,7 @@ int ext_pin(const struct ext_part *part, unsigned flags, struct ext_pin *out)
         return 0;
     }
     if (status == GP_ERR_ARGUMENT && pin.range != NULL)
-        return raise_not_committed(part, &error, flags);
+        return raise_not_committed(part, flags);
     ext_raise(ext_state((PyObject *)root), status, &error, NULL);
     return -1;
 }

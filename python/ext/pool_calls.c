@@ -477,8 +477,8 @@ PyDoc_STRVAR(
     "    'segments': list of {'address', 'bytes', 'spans'}; a span is {'address', 'bytes', "
     "'state',\n"
     "    'stream', 'owners'}, with state one of 'used', 'free', 'claimed', 'retiring', 'hole',\n"
-    "    'abandoned', the id of the stream it was allocated on, and how many owners may still use "
-    "it.\n"
+    "    'abandoned', 'held' (free, for the capture it belongs to), the id of the stream it was\n"
+    "    allocated on, and how many owners may still use it.\n"
     "    'chunks': list of {'address', 'bytes', 'id', 'retiring'}.\n\n"
     "Raises\n------\nPoolStateError\n    The pool was forked. A closed pool has an empty map.\n\n"
     "Notes\n-----\nAny thread.");
