@@ -34,7 +34,7 @@ PyDoc_STRVAR(
     "Returns\n-------\nReleaseResult\n\n"
     "Raises\n------\n"
     "ValueError\n    More than max_size.\n"
-    "BufferError\n    A view or an export reaches behind the new size.\n"
+    "BufferError\n    A view or an export uses a page that would go.\n"
     "CaptureError\n    A stream that would have to be waited for is being captured.\n"
     "LimitExceededError, OutOfMemoryError\n    There is no memory for the new part.\n"
     "PoolStateError\n    It is closed; or another thread resizes it now (reason 'busy').\n"
