@@ -10,6 +10,10 @@ folder = pathlib.Path(growpool.__file__).parent
 assert "site-packages" in folder.parts, f"not the installed package: {folder}"
 for name in ("py.typed", "_core.pyi", "__main__.py"):
     assert (folder / name).is_file(), f"the wheel lacks {name}"
+headers = {path.name for path in pathlib.Path(growpool.get_include(), "growpool").iterdir()}
+assert headers == {"backing.h", "capi.h", "growpool.h", "stream.h"}, f"headers: {headers}"
+stray = [name for name in ("lib", "libgrowpool.so") if (folder.parent / name).exists()]
+assert not stray, f"the wheel installs the C library: {stray}"
 (extension,) = folder.glob("_core*.so")
 
 symbols = subprocess.run(

@@ -130,7 +130,8 @@ static int module_exec(PyObject *module)
     if (intern_names(state) < 0 || ext_load_errors(state) < 0 || ext_add_chunk(module, state) < 0 ||
         ext_add_backings(module, state) < 0 || ext_add_host_stream(module, state) < 0 ||
         ext_add_cuda_stream(module, state) < 0 || ext_add_pool(module, state) < 0 ||
-        ext_add_pool_views(module, state) < 0 || ext_add_buffer(module, state) < 0)
+        ext_add_pool_views(module, state) < 0 || ext_add_buffer(module, state) < 0 ||
+        ext_add_capi(module) < 0)
         return -1;
 #ifdef GROWPOOL_TESTING
     if (ext_add_sim(module, state) < 0)
@@ -184,6 +185,14 @@ static PyModuleDef module_def = {
     .m_clear = module_clear,
     .m_free = module_free,
 };
+
+struct module_state *ext_state_of_type(PyTypeObject *type)
+{
+    PyObject *module = PyType_GetModuleByDef(type, &module_def);
+    if (module == NULL)
+        PyErr_Clear();
+    return module != NULL ? PyModule_GetState(module) : NULL;
+}
 
 PyMODINIT_FUNC PyInit__core(void)
 {

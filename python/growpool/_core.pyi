@@ -13,6 +13,7 @@ else:
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
 __version__: str
+_C_API: object  # a capsule: include/growpool/capi.h
 
 # ---- arguments ----
 
