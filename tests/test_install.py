@@ -50,9 +50,7 @@ def run(*command: object, code: int = 0, **environment: str) -> str:
 
 def configure(source: Path, build: Path, *options: str, code: int = 0) -> str:
     ninja = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
-    return run(
-        tool("cmake"), "-S", source, "-B", build, "-G", "Ninja", ninja, *options, code=code
-    )
+    return run(tool("cmake"), "-S", source, "-B", build, "-G", "Ninja", ninja, *options, code=code)
 
 
 def build(folder: Path, *arguments: str) -> None:
@@ -141,9 +139,7 @@ def test_cpp_calls_functions_of_c(prefix: Path, tmp_path: Path) -> None:
 
 
 def test_test_hooks_are_never_installed(tmp_path: Path) -> None:
-    told = configure(
-        ROOT, tmp_path, "-DGROWPOOL_INSTALL=ON", "-DGROWPOOL_TESTING=ON", code=1
-    )
+    told = configure(ROOT, tmp_path, "-DGROWPOOL_INSTALL=ON", "-DGROWPOOL_TESTING=ON", code=1)
     assert "must never reach an installed library" in " ".join(told.split())
 
 
@@ -191,3 +187,45 @@ def test_the_benchmark_prints_its_table(library: Path) -> None:
     build(library, "--target", "bench_range_pages")
     told = run(library / "bench_range_pages", "16", "1")
     assert re.search(r"^bulk .*\d$", told, re.M), told
+
+
+# ---- what the README tells C users ---------------------------------------------------------------
+
+
+def readme_blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("\n## For C and C++ programs\n")[2].partition("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.S)
+
+
+def test_the_readmes_commands_are_those_that_are_tested(prefix: Path, tmp_path: Path) -> None:
+    install, plain = readme_blocks("sh")
+    assert re.findall(r"^cmake (\S+)", install, re.M) == ["-S", "--build", "--install"]
+    folder = library_folder(prefix)
+    (tmp_path / "app.c").write_text(
+        "#include <growpool/growpool.h>\nint main(void) { return !gp_status_text(GP_OK); }\n"
+    )
+    moved = str(folder.relative_to(prefix) / "pkgconfig")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "growpool").symlink_to(prefix, target_is_directory=True)
+    line = f"cd '{tmp_path}' && {plain.replace('lib/pkgconfig', moved)}"
+    shell = ["sh", "-euc", line]
+    run(*shell, HOME=str(home))
+    run(tmp_path / "app", LD_LIBRARY_PATH=str(folder))
+    (cmake,) = readme_blocks("cmake")
+    targets = "".join(path.read_text() for path in folder.rglob("growpool-targets.cmake"))
+    named = re.findall(r"growpool::\w+", cmake)
+    assert len(named) == 2
+    assert all(f"add_library({name} " in targets for name in named)
+
+
+def test_the_readmes_c_names_what_is_there() -> None:
+    (block,) = readme_blocks("c")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = (ROOT / "python/ext/capi.h").read_text(encoding="utf-8")
+    rule = text.partition("The rule about the GIL")[2].partition("says the rest")[0]
+    names = set(re.findall(r"gp->(\w+)", block)) | set(re.findall(r"`((?:pool|range)_\w+)`", rule))
+    assert len(names) >= 8
+    missing = [name for name in names if not re.search(rf"\b(, )?{name}\)", table)]
+    assert not missing

@@ -183,14 +183,16 @@ def test_a_pool_closed_meanwhile_says_so(extension: ModuleType, pool: growpool.P
 def test_a_reference_in_c_keeps_pool_and_callables(
     extension: ModuleType, supplier: Supplier
 ) -> None:
-    def alloc(size: int, device: int, stream: int) -> growpool.Chunk | None:
-        assert pool is not None  # the closure refers to the pool: a cycle
-        return supplier.alloc(size, device, stream)
+    def use_and_drop() -> None:
+        def alloc(size: int, device: int, stream: int) -> growpool.Chunk | None:
+            assert not pool.is_closed  # the closure refers to the pool: a cycle
+            return supplier.alloc(size, device, stream)
 
-    pool = growpool.Pool("host", alloc=alloc, free=supplier.free)
-    extension.allocate(pool, MIB, "detached")
-    extension.hold(pool)
-    del pool, alloc
+        pool = growpool.Pool("host", alloc=alloc, free=supplier.free)
+        extension.allocate(pool, MIB, "detached")
+        extension.hold(pool)
+
+    use_and_drop()
     gc.collect()
     assert extension.held_physical_bytes() == supplier.out_bytes > 0
     extension.close_held()
