@@ -277,6 +277,11 @@ static const struct gp__driver cuda_driver = {
     .event_record_context = gp__cuda_event_record_context,
     .event_query = gp__cuda_event_query,
     .event_wait = gp__cuda_event_wait,
+    .copy = gp__cuda_copy,
+    .fill = gp__cuda_fill,
+    .stream_wait = gp__cuda_stream_wait,
+    .capture_id = gp__cuda_capture_id,
+    .capture_keep = gp__cuda_capture_keep,
     .enter = gp__cuda_enter,
     .leave = gp__cuda_leave,
 };

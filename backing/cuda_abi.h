@@ -28,6 +28,9 @@ typedef unsigned long long gp__cu_memory;
 typedef struct gp__cu_context_object *gp__cu_context;
 typedef struct gp__cu_stream_object *gp__cu_stream;
 typedef struct gp__cu_event_object *gp__cu_event;
+typedef struct gp__cu_graph_object *gp__cu_graph;
+typedef struct gp__cu_node_object *gp__cu_node;
+typedef struct gp__cu_user_object_object *gp__cu_user_object;
 
 typedef struct gp__cu_location {
     unsigned int type; /* CU_MEM_LOCATION_TYPE_* */
@@ -84,6 +87,8 @@ typedef struct gp__cu_access {
     X(CUDA_ERROR_NOT_SUPPORTED, 801)                                                               \
     X(CUDA_ERROR_MPS_CLIENT_TERMINATED, 810)                                                       \
     X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)                                                  \
+    X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901)                                                  \
+    X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, 905)                                                    \
     X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)                                                     \
     X(CUDA_ERROR_CAPTURED_EVENT, 907)                                                              \
     X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908)                                                 \
@@ -100,8 +105,13 @@ typedef struct gp__cu_access {
     X(CU_STREAM_DEFAULT, 0)                                                                        \
     X(CU_STREAM_NON_BLOCKING, 1)                                                                   \
     X(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                                            \
+    X(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                                                          \
+    X(CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)                                                     \
     X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                                           \
     X(CU_EVENT_DISABLE_TIMING, 2)                                                                  \
+    X(CU_EVENT_WAIT_DEFAULT, 0)                                                                    \
+    X(CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, 1)                                                        \
+    X(CU_GRAPH_USER_OBJECT_MOVE, 1)                                                                \
     X(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
 
 #define GP__CUDA_CONSTANT(name, value) GP__##name = (value),
@@ -156,6 +166,17 @@ enum gp__cuda_constant { GP__CUDA_CONSTANTS(GP__CUDA_CONSTANT) };
     X(cuStreamGetCtx, 9020, REQUIRED, (gp__cu_stream stream, gp__cu_context * context))            \
     X(cuStreamIsCapturing, 10000, REQUIRED,                                                        \
       (gp__cu_stream stream, gp__cu_capture_status * status))                                      \
+    X(cuStreamGetCaptureInfo, 11030, REQUIRED,                                                     \
+      (gp__cu_stream stream, gp__cu_capture_status * status, uint64_t * id, gp__cu_graph * graph,  \
+       const gp__cu_node **dependencies, size_t *count))                                           \
+    X(cuStreamWaitEvent, 3020, REQUIRED,                                                           \
+      (gp__cu_stream stream, gp__cu_event event, unsigned int flags))                              \
+    X(cuUserObjectCreate, 11030, REQUIRED,                                                         \
+      (gp__cu_user_object * object, void *context, void (*destroy)(void *context),                 \
+       unsigned int count, unsigned int flags))                                                    \
+    X(cuUserObjectRelease, 11030, REQUIRED, (gp__cu_user_object object, unsigned int count))       \
+    X(cuGraphRetainUserObject, 11030, REQUIRED,                                                    \
+      (gp__cu_graph graph, gp__cu_user_object object, unsigned int count, unsigned int flags))     \
     X(cuEventCreate, 2000, REQUIRED, (gp__cu_event * event, unsigned int flags))                   \
     X(cuEventDestroy, 4000, REQUIRED, (gp__cu_event event))                                        \
     X(cuEventRecord, 2000, REQUIRED, (gp__cu_event event, gp__cu_stream stream))                   \

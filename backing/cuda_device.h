@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the CUDA files share about an open device: cuda.c owns memory and entering, cuda_time.c owns
- * streams and events, cuda_stream.c makes streams for the language faces.
+ * streams and events, cuda_work.c enqueues work and keeps what captures need, cuda_stream.c makes
+ * streams for the language faces.
  *
  * DRIVER FACTS RELIED ON (H200, driver 580.159, CUDA 13.0)
  *   - A stream or event call without its context current may answer for the wrong context, so each
@@ -49,6 +50,13 @@ gp_status gp__cuda_stream_status(gp__cu_result code);
 gp_status gp__cuda_enter(gp_device *device, struct gp__entry *entry, gp_error *error);
 void gp__cuda_leave(gp_device *device, const struct gp__entry *entry);
 
+/* Whether work enqueued on the stream now lands where the caller means it. GP_ERR_CAPTURE for the
+ * legacy stream beside a blocking capture, which any work there would invalidate; GP_ERR_ARGUMENT
+ * for a handle that names another stream by now, as far as that can be asked: not while the stream
+ * captures, nor without an id in the key. A dead context is left for the work itself to find. */
+gp_status gp__cuda_check_work(const struct gp__cuda_device *cuda,
+                              const struct gp__stream_key *stream, bool *captures, gp_error *error);
+
 /* cuda_time.c, for the table in cuda.c: contracts in driver.h. */
 gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                   gp_error *error);
@@ -63,5 +71,17 @@ gp_status gp__cuda_event_record_context(gp_device *device, gp__event *event, gp_
 gp_status gp__cuda_event_query(gp_device *device, gp__event *event, gp_error *error);
 gp_status gp__cuda_event_wait(gp_device *device, gp__event *event, uint64_t timeout_ns,
                               gp_error *error);
+gp_status gp__cuda_stream_wait(gp_device *device, const struct gp__stream_key *stream,
+                               gp__event *event, gp_error *error);
+
+/* cuda_work.c, likewise. */
+gp_status gp__cuda_copy(gp_device *device, uintptr_t to, uintptr_t from, size_t bytes,
+                        const struct gp__stream_key *stream, gp_error *error);
+gp_status gp__cuda_fill(gp_device *device, uintptr_t va, size_t bytes, unsigned char value,
+                        const struct gp__stream_key *stream, gp_error *error);
+gp_status gp__cuda_capture_id(gp_device *device, const struct gp__stream_key *stream, uint64_t *id,
+                              gp_error *error);
+gp_status gp__cuda_capture_keep(gp_device *device, const struct gp__stream_key *stream,
+                                void (*gone)(void *context), void *context, gp_error *error);
 
 #endif

@@ -86,32 +86,33 @@ static gp__cu_result stream_id(const struct gp__cuda_device *cuda, uintptr_t han
 }
 
 /* Whether the stream captures; the default streams need their context current for the question. */
-static gp__cu_result capture_status(const struct gp__cuda_device *cuda, uintptr_t handle,
-                                    gp__cu_context context, gp__cu_capture_status *capture)
+static gp__cu_result capture_status(const struct gp__cuda_device *cuda,
+                                    const struct gp__stream_key *stream,
+                                    gp__cu_capture_status *capture)
 {
     struct gp__cuda_scope scope = {false};
     gp__cu_result code = GP__CUDA_SUCCESS;
-    if (handle <= GP__CU_STREAM_PER_THREAD)
-        code = gp__cuda_scope_enter(cuda->api, context, &scope);
+    if (stream->handle <= GP__CU_STREAM_PER_THREAD)
+        code = gp__cuda_scope_enter(cuda->api, (gp__cu_context)stream->context, &scope);
     if (code == GP__CUDA_SUCCESS)
-        code = cuda->api->cuStreamIsCapturing(stream_of(handle), capture);
+        code = cuda->api->cuStreamIsCapturing(stream_of(stream->handle), capture);
     gp__cuda_scope_leave(cuda->api, &scope);
     return code;
 }
 
 /* Asking a capturing stream for its id would invalidate the capture. */
-static gp_status refuse_capturing(const struct gp__cuda_device *cuda, uintptr_t handle,
-                                  gp__cu_context context, gp_error *error)
+static gp_status refuse_capturing(const struct gp__cuda_device *cuda,
+                                  const struct gp__stream_key *stream, gp_error *error)
 {
     gp__cu_capture_status capture = GP__CU_STREAM_CAPTURE_STATUS_NONE;
-    gp__cu_result code = capture_status(cuda, handle, context, &capture);
+    gp__cu_result code = capture_status(cuda, stream, &capture);
     if (code != GP__CUDA_ERROR_STREAM_CAPTURE_IMPLICIT &&
         capture == GP__CU_STREAM_CAPTURE_STATUS_NONE)
         return GP_OK; /* whatever else is wrong shows in the next call */
     return gp_error_set(error, GP_ERR_CAPTURE,
                         "stream 0x%zx is being captured, so it cannot be identified; use it with "
                         "the pool before the capture begins, or end the capture first",
-                        (size_t)handle);
+                        (size_t)stream->handle);
 }
 
 gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
@@ -133,18 +134,21 @@ gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp
         if (status != GP_OK)
             return status;
     }
+    struct gp__stream_key key = {.handle = handle,
+                                 .context = (uintptr_t)context,
+                                 .thread_bound = handle == GP__CU_STREAM_PER_THREAD};
     if (handle != 0) {
-        status = refuse_capturing(cuda, handle, context, error);
-        if (status != GP_OK)
+        status = refuse_capturing(cuda, &key, error);
+        if (status != GP_OK) {
+            *out = key; /* all but the id, which the capture's own memory can do without */
             return status;
+        }
         gp__cu_result code = stream_id(cuda, handle, context, &id);
         if (code != GP__CUDA_SUCCESS)
             return not_a_stream(cuda, handle, "cuStreamGetId", code, error);
     }
-    *out = (struct gp__stream_key){.handle = handle,
-                                   .context = (uintptr_t)context,
-                                   .id = id,
-                                   .thread_bound = handle == GP__CU_STREAM_PER_THREAD};
+    key.id = id;
+    *out = key;
     return GP_OK;
 }
 
@@ -189,8 +193,7 @@ gp_status gp__cuda_stream_capturing(gp_device *device, const struct gp__stream_k
     gp_status status = gp__check_process(error);
     if (status != GP_OK)
         return status;
-    gp__cu_result code =
-        capture_status(cuda, stream->handle, (gp__cu_context)stream->context, &capture);
+    gp__cu_result code = capture_status(cuda, stream, &capture);
     if (code == GP__CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || gp__cuda_is_dead(code)) {
         /* Nothing captures in a dead context, and its pools must still close. */
         *capturing = !gp__cuda_is_dead(code);
@@ -206,6 +209,23 @@ gp_status gp__cuda_stream_capturing(gp_device *device, const struct gp__stream_k
     if (status == GP_OK)
         *capturing = captures;
     return status;
+}
+
+gp_status gp__cuda_check_work(const struct gp__cuda_device *cuda,
+                              const struct gp__stream_key *stream, bool *captures, gp_error *error)
+{
+    gp__cu_capture_status capture = GP__CU_STREAM_CAPTURE_STATUS_NONE;
+    gp__cu_result code = capture_status(cuda, stream, &capture);
+    if (code == GP__CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+        return gp_error_set(error, GP_ERR_CAPTURE,
+                            "a stream that synchronises with the legacy default stream is being "
+                            "captured, and any work on the default stream would invalidate the "
+                            "capture; end the capture first, or use another stream");
+    if (code != GP__CUDA_SUCCESS && !gp__cuda_is_dead(code))
+        return gp__cuda_error(cuda->api, error, GP_ERR_DRIVER, "cuStreamIsCapturing", code,
+                              stream->handle, 0);
+    *captures = capture != GP__CU_STREAM_CAPTURE_STATUS_NONE;
+    return *captures || stream->id == 0 ? GP_OK : check_identity(cuda, stream, error);
 }
 
 /* ---- events -------------------------------------------------------------------------------- */
@@ -334,6 +354,38 @@ gp_status gp__cuda_event_query(gp_device *device, gp__event *event, gp_error *er
         return GP_NOT_READY;
     return gp__cuda_error(cuda->api, error, gp__cuda_stream_status(code), "cuEventQuery", code, 0,
                           0);
+}
+
+/* What has passed needs no wait, and a context in which nothing can run has nothing to wait. */
+gp_status gp__cuda_stream_wait(gp_device *device, const struct gp__stream_key *stream,
+                               gp__event *event, gp_error *error)
+{
+    const struct gp__cuda_device *cuda = gp__cuda_of(device);
+    struct gp__cuda_scope scope = {false};
+    bool captures = false;
+    gp__assert_no_lock();
+    gp_status status = gp__check_process(error);
+    if (status != GP_OK)
+        return status;
+    if (event->native == NULL || atomic_load_explicit(&event->dead, memory_order_acquire))
+        return GP_OK;
+    status = gp__cuda_check_work(cuda, stream, &captures, error);
+    if (status != GP_OK)
+        return status;
+    if (captures)
+        return gp_error_set(error, GP_ERR_CAPTURE,
+                            "stream 0x%zx is being captured, and waiting there for work outside of "
+                            "the capture would invalidate it",
+                            (size_t)stream->handle);
+    gp__cu_result code = enter_stream(cuda, stream, &scope);
+    if (code == GP__CUDA_SUCCESS)
+        code = cuda->api->cuStreamWaitEvent(stream_of(stream->handle), event->native,
+                                            GP__CU_EVENT_WAIT_DEFAULT);
+    gp__cuda_scope_leave(cuda->api, &scope);
+    if (code == GP__CUDA_SUCCESS || has_ended(cuda, event, code))
+        return GP_OK;
+    return gp__cuda_error(cuda->api, error, gp__cuda_stream_status(code), "cuStreamWaitEvent", code,
+                          stream->handle, 0);
 }
 
 /* ---- waiting ------------------------------------------------------------------------------- */

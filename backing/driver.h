@@ -88,7 +88,7 @@ struct gp__driver {
     gp_status (*event_wait)(gp_device *device, gp__event *event, uint64_t timeout_ns,
                             gp_error *error);
 
-    /* -- work: enqueued on a stream, and part of the graph when the stream captures -- */
+    /* -- work, inside enter(): enqueued on a stream, and part of the graph when it captures -- */
     /* Copies `bytes`; `to` and `from` are memory of the device or of the host. May block: pageable
      * host memory is staged. Host memory must stay as it is until the stream has passed. */
     gp_status (*copy)(gp_device *device, uintptr_t to, uintptr_t from, size_t bytes,

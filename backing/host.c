@@ -489,6 +489,11 @@ static const struct gp__driver host_driver = {
     .event_record_context = gp__host_event_record_context,
     .event_query = gp__host_event_query,
     .event_wait = gp__host_event_wait,
+    .copy = gp__host_copy,
+    .fill = gp__host_fill,
+    .stream_wait = gp__host_stream_wait,
+    .capture_id = gp__host_capture_id,
+    .capture_keep = gp__host_capture_keep,
     .enter = enter,
     .leave = leave,
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the files of the host device share: the table entries of host_stream.c and host_info.c, with
- * the preconditions that driver.h states, and two questions that several of them ask.
+ * What the files of the host device share: the table entries of host_stream.c, host_work.c and
+ * host_info.c, with the preconditions that driver.h states, and what several of them use.
  */
 #ifndef GP__HOST_INTERNAL_H
 #define GP__HOST_INTERNAL_H
@@ -28,5 +28,23 @@ gp_status gp__host_event_record_context(gp_device *device, gp__event *event, gp_
 gp_status gp__host_event_query(gp_device *device, gp__event *event, gp_error *error);
 gp_status gp__host_event_wait(gp_device *device, gp__event *event, uint64_t timeout_ns,
                               gp_error *error);
+
+/* An event with the same record, for the caller to destroy. GP_ERR_HOST_MEMORY. */
+gp_status gp__host_event_copy(const gp__event *event, gp__event **out, gp_error *error);
+/* gp_host_stream_submit() for a stream that was resolved and does not always pass. GP_ERR_STATE when
+ * it takes no work any more. Any thread; takes the stream's lock. */
+gp_status gp__host_submit(const struct gp__stream_key *stream, void (*function)(void *context),
+                          void *context, gp_error *error);
+
+gp_status gp__host_copy(gp_device *device, uintptr_t to, uintptr_t from, size_t bytes,
+                        const struct gp__stream_key *stream, gp_error *error);
+gp_status gp__host_fill(gp_device *device, uintptr_t va, size_t bytes, unsigned char value,
+                        const struct gp__stream_key *stream, gp_error *error);
+gp_status gp__host_capture_id(gp_device *device, const struct gp__stream_key *stream, uint64_t *id,
+                              gp_error *error);
+gp_status gp__host_capture_keep(gp_device *device, const struct gp__stream_key *stream,
+                                void (*gone)(void *context), void *context, gp_error *error);
+gp_status gp__host_stream_wait(gp_device *device, const struct gp__stream_key *stream,
+                               gp__event *event, gp_error *error);
 
 #endif

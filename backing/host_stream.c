@@ -274,6 +274,28 @@ static bool append_item(struct stream_state *state, struct item *item)
     return open;
 }
 
+static gp_status closed_stream(uint64_t id, gp_error *error)
+{
+    return gp__state_error(error, GP_REASON_CLOSED, "host stream %llu is closed: it takes no work",
+                           (unsigned long long)id);
+}
+
+static gp_status submit_item(struct stream_state *state, void (*function)(void *context),
+                             void *context, gp_error *error)
+{
+    struct item *item = gp__calloc(1, sizeof *item);
+    if (item == NULL) {
+        return gp_error_set(error, GP_ERR_HOST_MEMORY, "no host memory to queue work");
+    }
+    item->function = function;
+    item->context = context;
+    if (append_item(state, item)) {
+        return GP_OK;
+    }
+    gp__free(item);
+    return closed_stream(state->id, error);
+}
+
 gp_status gp_host_stream_submit(gp_host_stream *stream, void (*function)(void *context),
                                 void *context, gp_error *error)
 {
@@ -284,18 +306,19 @@ gp_status gp_host_stream_submit(gp_host_stream *stream, void (*function)(void *c
     if (function == NULL) {
         return gp_error_set(error, GP_ERR_ARGUMENT, "a host stream needs a function to run");
     }
-    struct item *item = gp__calloc(1, sizeof *item);
-    if (item == NULL) {
-        return gp_error_set(error, GP_ERR_HOST_MEMORY, "no host memory to queue work");
+    return submit_item(stream->state, function, context, error);
+}
+
+gp_status gp__host_submit(const struct gp__stream_key *stream, void (*function)(void *context),
+                          void *context, gp_error *error)
+{
+    struct stream_state *state = find_live(stream->id);
+    if (state == NULL) {
+        return closed_stream(stream->id, error);
     }
-    item->function = function;
-    item->context = context;
-    if (append_item(stream->state, item)) {
-        return GP_OK;
-    }
-    gp__free(item);
-    return gp__state_error(error, GP_REASON_CLOSED, "host stream %llu is closed: it takes no work",
-                           (unsigned long long)stream->state->id);
+    gp_status status = submit_item(state, function, context, error);
+    release_state(state);
+    return status;
 }
 
 void gp_host_stream_close(gp_host_stream *stream)
@@ -449,6 +472,26 @@ static gp_status reserve_targets(gp__event *event, size_t count, gp_error *error
     }
     event->targets = targets;
     event->capacity = count;
+    return GP_OK;
+}
+
+gp_status gp__host_event_copy(const gp__event *event, gp__event **out, gp_error *error)
+{
+    gp__event *copy = NULL;
+    gp_status status = gp__host_event_create(NULL, 0, &copy, error);
+    if (status != GP_OK) {
+        return status;
+    }
+    status = reserve_targets(copy, event->count, error);
+    if (status != GP_OK) {
+        gp__free(copy);
+        return status;
+    }
+    for (size_t i = 0; i < event->count; i++) {
+        retain_state(event->targets[i].state);
+        copy->targets[copy->count++] = event->targets[i];
+    }
+    *out = copy;
     return GP_OK;
 }
 

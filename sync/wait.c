@@ -170,7 +170,7 @@ gp_status gp__timeline_wait(struct gp__timeline *timeline, struct gp__owners own
     return status;
 }
 
-/* ---- forgetting --------------------------------------------------------------------------- */
+/* ---- one stream ---------------------------------------------------------------------------- */
 
 /* Waits for this one stream's work, whoever shares its slot. */
 static gp_status wait_stream(struct gp__timeline *timeline, gp_stream *stream, uint64_t ticket,
@@ -191,6 +191,71 @@ static gp_status wait_stream(struct gp__timeline *timeline, gp_stream *stream, u
     gp__mutex_unlock(timeline->lock);
     return status == GP_OK && !passed ? wait_everything(timeline, interrupt, error) : status;
 }
+
+gp_status gp__timeline_synchronize(struct gp__timeline *timeline, gp_stream *stream,
+                                   const struct gp__interrupt *interrupt, gp_error *error)
+{
+    gp__assert_no_lock();
+    gp__mutex_lock(timeline->lock);
+    bool done = gp__timeline_bit(timeline, stream) == 0;
+    uint64_t ticket = timeline->clock;
+    gp__mutex_unlock(timeline->lock);
+    return done ? GP_OK : wait_stream(timeline, stream, ticket, interrupt, error);
+}
+
+static gp_status refuse_capture(struct gp__timeline *timeline, const gp_stream *stream,
+                                gp_error *error)
+{
+    bool capturing = false;
+    gp_status status = timeline->device->driver->stream_capturing(timeline->device, &stream->key,
+                                                                  &capturing, error);
+    if (status != GP_OK || !capturing)
+        return status;
+    return gp_error_set(error, GP_ERR_CAPTURE,
+                        "stream %#zx is being captured: it cannot be made to wait for work outside "
+                        "the graph; do that before the capture begins",
+                        (size_t)stream->key.handle);
+}
+
+/* The latest fence in flight. A later one than the caller's covers the caller's work too. */
+static struct gp__fence *latest_fence(const gp_stream *stream)
+{
+    struct gp__fence *fence = stream->fences;
+    while (fence != NULL && fence->next != NULL)
+        fence = fence->next;
+    return fence;
+}
+
+gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_stream *to,
+                            gp_error *error)
+{
+    gp_device *device = timeline->device;
+    gp__assert_no_lock();
+    if (from == to || from->key.always_passed)
+        return GP_OK;
+    gp_status status = refuse_capture(timeline, to, error);
+    if (status != GP_OK)
+        return status;
+    gp__mutex_lock(timeline->lock);
+    gp__timeline_bit(timeline, from); /* so that its fences are looked at */
+    if (gp__fence_can_record(from))
+        status = gp__fence_record(timeline, from, error);
+    struct gp__fence *fence = status == GP_OK ? latest_fence(from) : NULL;
+    if (fence == NULL) {
+        gp__mutex_unlock(timeline->lock);
+        return status;
+    }
+    fence->waiters++; /* nobody records it anew meanwhile */
+    gp__mutex_unlock(timeline->lock);
+    status = device->driver->stream_wait(device, &to->key, fence->event, error);
+    gp__mutex_lock(timeline->lock);
+    if (--fence->waiters == 0 && fence->passed)
+        gp__fence_let_go(timeline, fence);
+    gp__mutex_unlock(timeline->lock);
+    return status;
+}
+
+/* ---- forgetting ---------------------------------------------------------------------------- */
 
 /* Sleeps a little with the lock dropped. GP_NOT_READY, or interrupted. lock: held, dropped inside. */
 static gp_status sleep_a_little(struct gp__timeline *timeline,

@@ -10,11 +10,22 @@ static size_t round_block(size_t bytes)
     return (bytes + GP_ALIGNMENT - 1) / GP_ALIGNMENT * GP_ALIGNMENT;
 }
 
-void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_stream *stream,
-                    unsigned flags)
+/* What is left of a span when a block took its beginning: memory of the same kind. */
+static void file_rest(gp_pool *pool, struct gp__span *rest, gp_span_state state,
+                      struct gp__owners owners)
 {
+    if (state == GP_SPAN_HELD)
+        gp__arena_hold(pool, rest->arena, rest, owners);
+    else
+        gp__span_free(pool, rest, owners);
+}
+
+void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_stream *stream,
+                    unsigned flags, struct gp__arena *arena)
+{
+    gp_span_state before = span->state;
     struct gp__owners left_behind =
-        span->state == GP_SPAN_FREE ? span->owners : (struct gp__owners){0, 0};
+        before == GP_SPAN_FREE || before == GP_SPAN_HELD ? span->owners : (struct gp__owners){0, 0};
     struct gp__span *rest = NULL;
     if (bytes < span->bytes)
         rest = gp__span_cut(pool, span, span->va + bytes);
@@ -23,10 +34,14 @@ void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_strea
     span->pins = 0;
     span->owners = (struct gp__owners){gp__timeline_bit(&pool->timeline, stream), 0};
     span->stream = gp_stream_retain(stream);
-    gp__mapping_count(pool, span, 1);
+    span->arena = arena;
+    if (arena != NULL)
+        gp__arena_join(arena);
+    if (before != GP_SPAN_HELD)
+        gp__mapping_count(pool, span->segment, span->va, bytes, true);
     gp__index_add(pool, span);
     if (rest != NULL)
-        gp__span_free(pool, rest, left_behind);
+        file_rest(pool, rest, before, left_behind);
     pool->used_bytes += bytes;
     if (pool->peak_used < pool->used_bytes)
         pool->peak_used = pool->used_bytes;
@@ -35,61 +50,82 @@ void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_strea
 void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now)
 {
     gp_stream *own = span->stream;
+    struct gp__arena *arena = span->arena;
     struct gp__owners owners = gp__timeline_stamp(&pool->timeline, span->owners.slots,
                                                   stream != NULL ? stream : own, record_now);
     gp__index_remove(pool, span);
-    gp__mapping_count(pool, span, -1);
     pool->used_bytes -= span->bytes;
     span->stream = NULL;
-    gp__span_free(pool, span, owners);
+    span->arena = NULL;
+    if (arena != NULL && gp__arena_leave(arena)) {
+        gp__arena_hold(pool, arena, span, owners);
+    } else {
+        gp__mapping_count(pool, span->segment, span->va, span->bytes, false);
+        gp__span_free(pool, span, owners);
+    }
     gp_stream_release(own);
 }
 
-struct gp__span *gp__block_take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags,
-                                bool settle)
+/* Memory that the stream may use at once, unfiled, or NULL: of its capture, else free for all it knows. */
+static struct gp__span *find_span(gp_pool *pool, size_t bytes, gp_stream *stream,
+                                  struct gp__arena *arena)
 {
-    struct gp__span *span = gp__span_find(pool, bytes, stream);
-    if (span == NULL && settle) {
-        gp__span_settle(pool);
-        span = gp__span_find(pool, bytes, stream);
-    }
-    if (span == NULL)
-        return NULL;
-    gp__span_unfile(pool, span);
-    gp__block_make(pool, span, bytes, stream, flags);
+    struct gp__span *span = NULL;
+    if (arena != NULL)
+        span = gp__arena_take(pool, arena, bytes, stream);
+    if (span != NULL)
+        return span;
+    span = gp__span_find(pool, bytes, arena != NULL ? NULL : stream);
+    if (span != NULL)
+        gp__span_unfile(pool, span);
     return span;
 }
 
+struct gp__span *gp__block_take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags,
+                                struct gp__arena *arena, bool settle)
+{
+    struct gp__span *span = find_span(pool, bytes, stream, arena);
+    if (span == NULL && settle) {
+        gp__span_settle(pool);
+        span = find_span(pool, bytes, stream, arena);
+    }
+    if (span != NULL)
+        gp__block_make(pool, span, bytes, stream, flags, arena);
+    return span;
+}
+
+gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error)
+{
+    if (stream != NULL && stream->timeline == pool->timeline.number)
+        return GP_OK;
+    return gp_error_set(error, GP_ERR_ARGUMENT,
+                        "the stream belongs to another pool than '%s'; get it from "
+                        "gp_pool_stream()",
+                        pool->name);
+}
+
 /* What every allocation asks first. */
-static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, gp_error *error)
+static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, bool *capturing,
+                               gp_error *error)
 {
     gp_device *device = pool->device;
-    bool capturing = false;
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK)
         return status;
     if (gp_pool_is_closed(pool))
         return gp__pool_closed_error(pool, error);
-    if (stream == NULL || stream->timeline != pool->timeline.number)
-        return gp_error_set(error, GP_ERR_ARGUMENT,
-                            "the stream belongs to another pool than '%s'; get it from "
-                            "gp_pool_stream()",
-                            pool->name);
+    status = gp__pool_check_stream(pool, stream, error);
+    if (status != GP_OK)
+        return status;
     if (size > PTRDIFF_MAX - pool->page)
         return gp_error_set(error, GP_ERR_ARGUMENT, "%zu bytes is more than any pool can hold",
                             size);
-    status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
-    if (status != GP_OK || !capturing)
-        return status;
-    return gp_error_set(error, GP_ERR_CAPTURE,
-                        "stream %#zx is being captured: memory for the graph must be allocated "
-                        "before the capture begins (%zu bytes from pool '%s')",
-                        (size_t)stream->key.handle, size, pool->name);
+    return device->driver->stream_capturing(device, &stream->key, capturing, error);
 }
 
 /* The fast path: no driver call but is-capturing. GP_NOT_READY when there is nothing to take. */
-static gp_status take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags, bool settle,
-                      uintptr_t *out, gp_error *error)
+static gp_status take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags,
+                      struct gp__arena *arena, bool settle, uintptr_t *out, gp_error *error)
 {
     gp__mutex_lock(&pool->lock);
     gp_status status = gp__pool_usable(pool, false, error);
@@ -98,7 +134,7 @@ static gp_status take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned f
     if (status == GP_OK)
         status = gp__index_reserve(pool, error);
     if (status == GP_OK) {
-        struct gp__span *block = gp__block_take(pool, bytes, stream, flags, settle);
+        struct gp__span *block = gp__block_take(pool, bytes, stream, flags, arena, settle);
         if (block != NULL)
             *out = block->va;
         else
@@ -108,43 +144,96 @@ static gp_status take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned f
     return status;
 }
 
+static gp_status empty_block(gp_pool *pool, uintptr_t *out, gp_error *error)
+{
+    gp__mutex_lock(&pool->lock);
+    gp_status status = gp__pool_usable(pool, false, error);
+    gp__mutex_unlock(&pool->lock);
+    if (status == GP_OK)
+        *out = 0;
+    return status;
+}
+
+/* Finds the arena of a stream that captures, keeping close() away meanwhile. */
+static gp_status find_arena(gp_pool *pool, const gp_stream *stream, bool make,
+                            struct gp__arena **out, gp_error *error)
+{
+    gp_status status = gp__pool_visit(pool, error);
+    if (status != GP_OK)
+        return status;
+    status = gp__arena_of(pool, stream, make, out, error);
+    gp__pool_leave(pool);
+    return status;
+}
+
 gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                              uintptr_t *out, gp_error *error)
 {
     gp_device *device = pool->device;
     struct gp__entry entry;
-    gp_status status = check_request(pool, size, stream, error);
+    struct gp__arena *arena = NULL;
+    bool capturing = false;
+    gp_status status = check_request(pool, size, stream, &capturing, error);
     if (status != GP_OK)
         return status;
-    if (size == 0) {
-        gp__mutex_lock(&pool->lock);
-        status = gp__pool_usable(pool, false, error);
-        gp__mutex_unlock(&pool->lock);
-        if (status == GP_OK)
-            *out = 0;
-        return status;
-    }
+    if (size == 0)
+        return empty_block(pool, out, error);
     size_t bytes = round_block(size);
-    status = take(pool, bytes, stream, flags, false, out, error);
-    if (status != GP_NOT_READY || device->driver->enter(device, &entry, NULL) != GP_OK)
+    if (!capturing)
+        status = take(pool, bytes, stream, flags, NULL, false, out, error);
+    if ((status != GP_NOT_READY && !capturing) ||
+        device->driver->enter(device, &entry, NULL) != GP_OK)
         return status;
-    status = take(pool, bytes, stream, flags, true, out, error);
+    status = capturing ? find_arena(pool, stream, false, &arena, error) : GP_OK;
+    if (status == GP_OK)
+        status = take(pool, bytes, stream, flags, arena, true, out, error);
+    gp__arena_release(arena);
     device->driver->leave(device, &entry);
+    return status;
+}
+
+static gp_status malloc_captured(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags,
+                                 uintptr_t *out, gp_error *error)
+{
+    gp_device *device = pool->device;
+    struct gp__entry entry;
+    struct gp__arena *arena = NULL;
+    gp_status status = device->driver->enter(device, &entry, error);
+    if (status != GP_OK)
+        return status;
+    status = find_arena(pool, stream, true, &arena, error);
+    device->driver->leave(device, &entry);
+    if (status != GP_OK)
+        return status;
+    struct gp__growth growth = {.pool = pool,
+                                .stream = stream,
+                                .bytes = bytes,
+                                .flags = flags,
+                                .arena = arena,
+                                .taker = arena != NULL ? NULL : stream};
+    status = gp__ladder(&growth, out, error);
+    gp__arena_release(arena);
     return status;
 }
 
 gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                          uintptr_t *out, gp_error *error)
 {
-    gp_status status = check_request(pool, size, stream, error);
+    bool capturing = false;
+    gp_status status = check_request(pool, size, stream, &capturing, error);
     if (status != GP_OK)
         return status;
     if (size == 0)
-        return gp_pool_try_malloc(pool, size, stream, flags, out, error);
-    status = take(pool, round_block(size), stream, flags, false, out, error);
+        return empty_block(pool, out, error);
+    size_t bytes = round_block(size);
+    if (capturing)
+        return malloc_captured(pool, bytes, stream, flags, out, error);
+    status = take(pool, bytes, stream, flags, NULL, false, out, error);
     if (status != GP_NOT_READY)
         return status;
-    return gp__ladder(pool, round_block(size), stream, flags, out, error);
+    struct gp__growth growth = {
+        .pool = pool, .stream = stream, .bytes = bytes, .flags = flags, .taker = stream};
+    return gp__ladder(&growth, out, error);
 }
 
 /* The live block at the address. lock: held. */
@@ -191,12 +280,12 @@ gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsi
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK || address == 0)
         return status;
-    if (stream != NULL && stream->timeline != pool->timeline.number)
-        return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
-                            pool->name);
+    status = stream != NULL ? gp__pool_check_stream(pool, stream, error) : GP_OK;
+    if (status != GP_OK)
+        return status;
     gp__mutex_lock(&pool->lock);
     /* A free is accepted while the pool is being closed; close() may have ended the block already. */
-    if (pool->closing && !pool->closed)
+    if ((pool->closing || pool->finishing) && !pool->closed)
         span = gp__index_find(pool, address);
     else
         status = find_block(pool, address, &span, error);
@@ -224,9 +313,9 @@ gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *str
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK || address == 0)
         return status;
-    if (stream == NULL || stream->timeline != pool->timeline.number)
-        return gp_error_set(error, GP_ERR_ARGUMENT, "the stream belongs to another pool than '%s'",
-                            pool->name);
+    status = gp__pool_check_stream(pool, stream, error);
+    if (status != GP_OK)
+        return status;
     gp__mutex_lock(&pool->lock);
     status = find_block(pool, address, &span, error);
     if (status == GP_OK)
@@ -246,6 +335,7 @@ gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *
     if (status == GP_OK) {
         span->pins++;
         pool->pinned++;
+        gp_pool_retain(pool);
         if (unknown)
             span->owners.slots |= GP__UNKNOWN;
     }
@@ -253,15 +343,53 @@ gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *
     return status;
 }
 
+/* Ends a block from a finaliser. lock: held. */
+static struct gp__owners end_quietly(gp_pool *pool, struct gp__span *span, bool *record_now)
+{
+    struct gp__owners owners = {span->owners.slots, gp__timeline_now(&pool->timeline)};
+    gp__block_end(pool, span, NULL, record_now);
+    return owners;
+}
+
 void gp_pool_unpin(gp_pool *pool, uintptr_t address)
 {
+    bool record_now = false, kick = false;
+    struct gp__owners owners = {0, 0};
     if (gp__pool_enter(pool, NULL) != GP_OK || address == 0)
         return;
     gp__mutex_lock(&pool->lock);
     struct gp__span *span = gp__index_find(pool, address);
-    if (span != NULL && span->pins > 0) {
-        span->pins--;
+    bool pinned = span != NULL && span->pins > 0;
+    if (pinned) {
         pool->pinned--;
+        if (--span->pins == 0 && (span->flags & GP__BLOCK_ABANDONED) != 0)
+            owners = end_quietly(pool, span, &record_now);
+        kick = pool->pinned == 0 && pool->finishing;
     }
     gp__mutex_unlock(&pool->lock);
+    if (record_now)
+        gp__pool_record_here(pool, owners);
+    if (kick)
+        gp__pool_kick(pool);
+    if (pinned)
+        gp_pool_release(pool);
+}
+
+void gp_pool_abandon(gp_pool *pool, uintptr_t address, unsigned flags)
+{
+    bool record_now = false;
+    struct gp__owners owners = {0, 0};
+    if (gp__pool_enter(pool, NULL) != GP_OK || address == 0)
+        return;
+    gp__mutex_lock(&pool->lock);
+    struct gp__span *span = pool->closed ? NULL : gp__index_find(pool, address);
+    if (span != NULL && check_kind(pool, span, flags, NULL) == GP_OK) {
+        if (span->pins > 0)
+            span->flags |= GP__BLOCK_ABANDONED;
+        else
+            owners = end_quietly(pool, span, &record_now);
+    }
+    gp__mutex_unlock(&pool->lock);
+    if (record_now)
+        gp__pool_record_here(pool, owners);
 }

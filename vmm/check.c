@@ -15,7 +15,7 @@ struct check {
     char *message;
     size_t size;
     bool ok;
-    size_t used, free, holes, claimed_new, claimed_free, retiring, mapped, idle, address;
+    size_t used, held, free, holes, claimed_new, claimed_free, retiring, mapped, idle, address;
     size_t blocks, chunks, filed_free, filed_holes, pins;
 };
 
@@ -63,7 +63,7 @@ static void check_pages(struct check *check, const struct gp__segment *segment,
                         const struct gp__span *span)
 {
     bool wants = span->state == GP_SPAN_USED || span->state == GP_SPAN_FREE ||
-                 span->state == GP_SPAN_RETIRING ||
+                 span->state == GP_SPAN_HELD || span->state == GP_SPAN_RETIRING ||
                  (span->state == GP_SPAN_CLAIMED && !span->was_hole);
     size_t page = check->pool->page;
     for (size_t i = (span->va - segment->va) / page;
@@ -82,6 +82,14 @@ static void check_pages(struct check *check, const struct gp__segment *segment,
     }
 }
 
+static void check_block(struct check *check, const struct gp__span *span)
+{
+    check->blocks++;
+    check->pins += span->pins;
+    expect(check, gp__index_find(check->pool, span->va) == span,
+           "a block is missing from the index", span->va, 0);
+}
+
 static void check_spans(struct check *check, const struct gp__segment *segment)
 {
     for (const struct gp__span *span = segment->first; span != NULL; span = span->next) {
@@ -89,18 +97,15 @@ static void check_spans(struct check *check, const struct gp__segment *segment)
         switch (span->state) {
         case GP_SPAN_USED:
             check->used += span->bytes;
-            check->blocks++;
-            check->pins += span->pins;
-            expect(check, gp__index_find(check->pool, span->va) == span,
-                   "a block is missing from the index", span->va, 0);
+            if (segment->range == NULL)
+                check_block(check, span);
             break;
         case GP_SPAN_FREE:
             check->free += span->bytes;
-            check->filed_free++;
+            check->filed_free += segment->range == NULL;
             break;
         case GP_SPAN_HOLE:
-            check->holes += span->bytes;
-            check->filed_holes++;
+            check->filed_holes += segment->range == NULL;
             break;
         case GP_SPAN_CLAIMED:
             *(span->was_hole ? &check->claimed_new : &check->claimed_free) += span->bytes;
@@ -108,41 +113,71 @@ static void check_spans(struct check *check, const struct gp__segment *segment)
         case GP_SPAN_RETIRING:
             check->retiring += span->bytes;
             break;
-        case GP_SPAN_ABANDONED:
         case GP_SPAN_HELD:
+            check->held += span->bytes;
+            expect(check, span->arena != NULL && segment->range == NULL, "held memory of no arena",
+                   span->va, 0);
+            break;
+        case GP_SPAN_ABANDONED:
             break;
         }
     }
 }
 
-static size_t live_spans(const struct gp__mapping *mapping)
+static size_t live_bytes(const struct gp__mapping *mapping)
 {
     size_t live = 0;
+    uintptr_t start = mapping->retired.va, end = start + mapping->retired.bytes;
     for (const struct gp__span *span = mapping->segment->first; span != NULL; span = span->next) {
-        bool counts =
-            span->state == GP_SPAN_USED || (span->state == GP_SPAN_CLAIMED && !span->was_hole);
-        if (counts && span->va < mapping->retired.va + mapping->retired.bytes &&
-            mapping->retired.va < span->va + span->bytes)
-            live++;
+        bool counts = span->state == GP_SPAN_USED || span->state == GP_SPAN_HELD ||
+                      (span->state == GP_SPAN_CLAIMED && !span->was_hole);
+        uintptr_t from = span->va > start ? span->va : start;
+        uintptr_t to = span->va + span->bytes < end ? span->va + span->bytes : end;
+        if (counts && from < to)
+            live += to - from;
     }
     return live;
 }
 
 static void check_mappings(struct check *check, const struct gp__segment *segment)
 {
+    size_t mapped = 0;
     for (size_t page = 0; page < segment->bytes / check->pool->page; page++) {
         const struct gp__mapping *mapping = segment->pages[page].mapping;
         if (mapping == NULL || mapping->retired.va != segment->va + page * check->pool->page)
             continue;
         check->chunks++;
+        mapped += mapping->retired.bytes;
         if (gp__chunk_state_of(mapping->retired.chunk) != GP__CHUNK_MAPPED)
             continue;
         check->mapped += mapping->retired.bytes;
-        expect(check, mapping->live == live_spans(mapping), "a mapping's count of live spans",
-               mapping->live, live_spans(mapping));
+        expect(check, mapping->live == live_bytes(mapping), "a mapping's live bytes", mapping->live,
+               live_bytes(mapping));
         if (mapping->live == 0)
             check->idle += mapping->retired.bytes;
     }
+    expect(check, segment->mapped_bytes == mapped, "a segment's mapped bytes",
+           segment->mapped_bytes, mapped);
+}
+
+/* A range's own figures; its neighbours in state USED are one span. */
+static void check_range(struct check *check, const gp_range *range)
+{
+    size_t committed = 0;
+    for (const struct gp__span *span = range->segment->first; span != NULL; span = span->next) {
+        committed += span->state == GP_SPAN_USED ? span->bytes : 0;
+        expect(check,
+               span->state != GP_SPAN_USED || span->next == NULL ||
+                   span->next->state != GP_SPAN_USED,
+               "two committed neighbours of a range", span->va, 0);
+    }
+    for (const struct gp__range_pin *pin = range->pins; pin != NULL; pin = pin->next)
+        check->pins++;
+    expect(check, range->committed_bytes == committed, "a range's committed bytes",
+           range->committed_bytes, committed);
+    expect(check, range->segment->range == range, "a range's segment", range->address, 0);
+    expect(check, !range->closed || range->segment->mapped_bytes > 0 || range->claims > 0,
+           "a closed range that was not buried", range->address, range->max_bytes);
 }
 
 static size_t count_nodes(const struct gp__tree_node *node)
@@ -183,9 +218,9 @@ static void check_equations(struct check *check)
     expect(check, pool->physical == physical, "physical bytes", pool->physical, physical);
     expect(check, pool->mapped_bytes == check->mapped, "mapped bytes", pool->mapped_bytes,
            check->mapped);
-    expect(check, check->mapped == check->used + check->free + check->claimed_free,
-           "V5 mapped bytes and spans", check->mapped,
-           check->used + check->free + check->claimed_free);
+    size_t spans = check->used + check->held + check->free + check->claimed_free;
+    expect(check, check->mapped == spans, "V5 mapped bytes and spans", check->mapped, spans);
+    expect(check, pool->held_bytes == check->held, "held bytes", pool->held_bytes, check->held);
     expect(check, pool->idle_bytes == check->idle, "idle bytes", pool->idle_bytes, check->idle);
     expect(check, pool->used_bytes == check->used, "used bytes", pool->used_bytes, check->used);
     expect(check, pool->block_count == check->blocks, "blocks", pool->block_count, check->blocks);
@@ -208,16 +243,28 @@ static void check_equations(struct check *check)
     }
 }
 
+static void check_segment(struct check *check, const struct gp__segment *segment)
+{
+    check_links(check, segment);
+    check_spans(check, segment);
+    check_mappings(check, segment);
+}
+
 bool gp__pool_check(gp_pool *pool, char *message, size_t size)
 {
     struct check check = {.pool = pool, .message = message, .size = size, .ok = true};
+    size_t for_blocks = 0;
     gp__mutex_lock(&pool->lock);
     for (const struct gp__segment *segment = pool->segments; segment != NULL && check.ok;
-         segment = segment->next) {
-        check_links(&check, segment);
-        check_spans(&check, segment);
-        check_mappings(&check, segment);
+         segment = segment->next)
+        check_segment(&check, segment);
+    for_blocks = check.address;
+    for (const gp_range *range = pool->ranges; range != NULL && check.ok; range = range->next) {
+        check_segment(&check, range->segment);
+        check_range(&check, range);
     }
+    expect(&check, pool->block_address_bytes == for_blocks || pool->closed,
+           "address bytes for blocks", pool->block_address_bytes, for_blocks);
     if (check.ok)
         check_bins(&check);
     if (check.ok)

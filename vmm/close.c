@@ -30,7 +30,7 @@ gp_status gp__pool_closed_error(const gp_pool *pool, gp_error *error)
 
 gp_status gp__pool_usable(const gp_pool *pool, bool growing, gp_error *error)
 {
-    if (pool->closing || pool->closed)
+    if (pool->finishing || pool->closing || pool->closed)
         return gp__pool_closed_error(pool, error);
     if (growing && pool->poisoned)
         return gp__state_error(error, GP_REASON_POISONED,
@@ -58,13 +58,13 @@ void gp__pool_leave(gp_pool *pool)
     gp__mutex_unlock(&pool->lock);
 }
 
-gp_status gp__pool_sleep(gp_pool *pool, gp_error *error)
+gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
 {
     gp__condition_wait(&pool->changed, &pool->lock, SLEEP_NS);
-    if (pool->interrupt.check == NULL)
+    if (interrupt == NULL || interrupt->check == NULL)
         return GP_OK;
     gp__mutex_unlock(&pool->lock);
-    int stop = pool->interrupt.check(pool->interrupt.context);
+    int stop = interrupt->check(interrupt->context);
     gp__mutex_lock(&pool->lock);
     return stop == 0 ? GP_OK
                      : gp_error_set(error, GP_ERR_INTERRUPTED,
@@ -137,6 +137,7 @@ static gp_status check_options(const gp_pool_options *options, gp_error *error)
 static gp_status plan_addresses(gp_pool *pool, size_t asked, gp_error *error)
 {
     size_t total = asked;
+    pool->default_addresses = asked == 0;
     if (asked == 0) {
         size_t available;
         gp_status status = gp_device_memory(pool->device, &available, &total, error);
@@ -151,14 +152,24 @@ static gp_status plan_addresses(gp_pool *pool, size_t asked, gp_error *error)
     return GP_OK;
 }
 
+static struct gp__owners span_owners(const struct gp__segment *segment)
+{
+    struct gp__owners all = {0, 0};
+    for (const struct gp__span *span = segment->first; span != NULL; span = span->next)
+        all = gp__owners_merge(all, span->owners);
+    return all;
+}
+
 /* The owners of everything that the pool's lists show. lock: held. */
 static struct gp__owners all_owners(const gp_pool *pool)
 {
     struct gp__owners all = {0, 0};
     for (const struct gp__segment *segment = pool->segments; segment != NULL;
-         segment = segment->next) {
-        for (const struct gp__span *span = segment->first; span != NULL; span = span->next)
-            all = gp__owners_merge(all, span->owners);
+         segment = segment->next)
+        all = gp__owners_merge(all, span_owners(segment));
+    for (const gp_range *range = pool->ranges; range != NULL; range = range->next) {
+        all = gp__owners_merge(all, span_owners(range->segment));
+        all.slots |= range->slots;
     }
     for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
         all = gp__owners_merge(all, item->owners);
@@ -218,23 +229,31 @@ gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error
 
 /* ---- closing ------------------------------------------------------------------------------- */
 
-/* Every block ends, with its owners. lock: held. */
+/* Every block and range ends, with its owners. lock: held. */
 static void end_blocks(gp_pool *pool)
 {
     bool record_now = false;
+    gp__ranges_end(pool);
     for (size_t bucket = 0; bucket < pool->index_size; bucket++) {
         while (pool->index[bucket] != NULL)
             gp__block_end(pool, pool->index[bucket], NULL, &record_now);
     }
 }
 
-static gp_status pinned(const gp_pool *pool, gp_error *error)
+/* Who may still use memory of the pool without having asked for it. lock: held. */
+static gp_status in_use(gp_pool *pool, gp_error *error)
 {
-    if (pool->pinned == 0)
-        return GP_OK;
-    return gp_error_set(error, GP_ERR_PINNED,
-                        "pool '%s' has %u live exports of its memory; release them first",
-                        pool->name, pool->pinned);
+    gp__arenas_sweep(pool);
+    if (pool->pinned > 0)
+        return gp_error_set(error, GP_ERR_PINNED,
+                            "pool '%s' has %u live exports of its memory; release them first",
+                            pool->name, pool->pinned);
+    if (gp__arenas_alive(pool))
+        return gp_error_set(error, GP_ERR_CAPTURE,
+                            "pool '%s' gave memory to a graph that is being captured or can still "
+                            "be launched; destroy the graph and its executables first",
+                            pool->name);
+    return GP_OK;
 }
 
 /* What forbids to begin closing; nothing changed. */
@@ -242,7 +261,7 @@ static gp_status check_close(gp_pool *pool, gp_error *error)
 {
     gp__pool_poll(pool);
     gp__mutex_lock(&pool->lock);
-    gp_status status = pinned(pool, error);
+    gp_status status = in_use(pool, error);
     struct gp__owners owners = all_owners(pool);
     owners.ticket = gp__timeline_now(&pool->timeline); /* live blocks will be stamped now */
     bool begun = pool->closing;
@@ -253,17 +272,17 @@ static gp_status check_close(gp_pool *pool, gp_error *error)
 }
 
 /* From here on the pool takes no work; waits for those who grow it or use its timeline. */
-static gp_status start_close(gp_pool *pool, gp_error *error)
+static gp_status start_close(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
 {
     gp_status status = check_close(pool, error);
     if (status != GP_OK)
         return status;
     gp__mutex_lock(&pool->lock);
-    status = pinned(pool, error);
+    status = in_use(pool, error);
     if (status == GP_OK)
         pool->closing = true;
     while (status == GP_OK && (pool->growers > 0 || pool->visitors > 0))
-        status = gp__pool_sleep(pool, error);
+        status = gp__pool_sleep(pool, interrupt, error);
     gp__mutex_unlock(&pool->lock);
     return status;
 }
@@ -295,7 +314,7 @@ static gp_status empty(gp_pool *pool, enum gp__reap_mode mode,
                             pool->name);
     gp__mutex_lock(&pool->lock);
     while (pool->deliveries > 0 && status != GP_ERR_INTERRUPTED) {
-        gp_status slept = gp__pool_sleep(pool, error);
+        gp_status slept = gp__pool_sleep(pool, interrupt, error);
         status = slept == GP_OK ? status : slept;
     }
     /* An unmap that was refused was abandoned and counted: that does not keep a pool from closing. */
@@ -311,6 +330,7 @@ static gp_status empty(gp_pool *pool, enum gp__reap_mode mode,
 struct remains {
     struct gp__timeline timeline;
     struct gp__segment *segments;
+    struct gp__segment *of_ranges;
     struct gp__span *spans;
     struct gp__span **index;
 };
@@ -318,7 +338,9 @@ struct remains {
 /* lock: held. */
 static void take_remains(gp_pool *pool, struct remains *remains)
 {
-    *remains = (struct remains){pool->timeline, pool->segments, pool->spare_spans, pool->index};
+    *remains = (struct remains){pool->timeline, pool->segments, gp__ranges_take(pool),
+                                pool->spare_spans, pool->index};
+    gp__arenas_drop(pool);
     pool->timeline.streams = NULL;
     pool->timeline.spare = NULL;
     pool->timeline.stream_count = 0;
@@ -335,6 +357,7 @@ static void take_remains(gp_pool *pool, struct remains *remains)
 static void free_remains(gp_pool *pool, struct remains *remains)
 {
     size_t freed = gp__segments_free(pool, remains->segments);
+    freed += gp__segments_free(pool, remains->of_ranges);
     gp__timeline_destroy(&remains->timeline);
     gp__free(remains->index);
     while (remains->spans != NULL) {
@@ -347,10 +370,10 @@ static void free_remains(gp_pool *pool, struct remains *remains)
     gp__mutex_unlock(&pool->lock);
 }
 
-static gp_status close_pool(gp_pool *pool, enum gp__reap_mode mode,
-                            const struct gp__interrupt *interrupt, gp_error *error)
+gp_status gp__pool_close(gp_pool *pool, enum gp__reap_mode mode,
+                         const struct gp__interrupt *interrupt, gp_error *error)
 {
-    gp_status status = start_close(pool, error);
+    gp_status status = start_close(pool, interrupt, error);
     if (status == GP_OK)
         status = empty(pool, mode, interrupt, error);
     while (status == GP_NOT_READY && mode == GP__REAP_FINAL)
@@ -378,7 +401,13 @@ gp_status gp_pool_close(gp_pool *pool, gp_error *error)
     if (gp_pool_is_closed(pool))
         return GP_OK;
     status = gp__pool_not_inside(pool, "closing", error);
-    return status == GP_OK ? close_pool(pool, GP__REAP_FINAL, &pool->interrupt, error) : status;
+    if (status == GP_OK)
+        status = gp__pool_close(pool, GP__REAP_FINAL, &pool->interrupt, error);
+    if (status != GP_OK)
+        return status;
+    gp__orphan_finished(pool);
+    gp__orphans_close(pool->device, &pool->interrupt);
+    return GP_OK;
 }
 
 bool gp_pool_is_closed(const gp_pool *pool)
@@ -386,73 +415,7 @@ bool gp_pool_is_closed(const gp_pool *pool)
     return __atomic_load_n(&pool->closed, __ATOMIC_ACQUIRE);
 }
 
-/* ---- letting go ---------------------------------------------------------------------------- */
-
-gp_pool *gp_pool_retain(gp_pool *pool)
-{
-    __atomic_add_fetch(&pool->references, 1, __ATOMIC_RELAXED);
-    return pool;
-}
-
-/* Frees a closed pool. Unreturned chunks lose the pool's reference, which releases their memory unless
- * somebody else holds them. */
-static void destroy(gp_pool *pool)
-{
-    while (pool->unreturned != NULL) {
-        struct gp__retired *item = pool->unreturned;
-        pool->unreturned = item->next;
-        /* No pool holds it any more: whoever else has it may close it or supply it again. */
-        gp__chunk_move(item->chunk, GP__CHUNK_UNRETURNED, GP__CHUNK_UNMAPPED);
-        gp__chunk_move(item->chunk, GP__CHUNK_UNMAPPED, GP__CHUNK_IDLE);
-        gp_chunk_release(item->chunk);
-        gp__free(item);
-    }
-    gp__timeline_destroy(&pool->timeline);
-    gp_backing_release(pool->backing);
-    gp__mutex_destroy(&pool->lock);
-    pthread_cond_destroy(&pool->changed);
-    gp__free(pool);
-}
-
-void gp_pool_release(gp_pool *pool)
-{
-    if (pool == NULL || __atomic_sub_fetch(&pool->references, 1, __ATOMIC_ACQ_REL) != 0)
-        return;
-    if (gp__pool_enter(pool, NULL) != GP_OK)
-        return;
-    if (gp_pool_is_closed(pool)) {
-        destroy(pool);
-        return;
-    }
-    __atomic_store_n(&pool->orphaned, true, __ATOMIC_RELEASE);
-    gp__reaper_kick(&pool->reaper);
-}
-
-/* Ends a slice of an orphan's close, so that one pool's stream does not hold up the others. */
-static int slice_is_over(void *context)
-{
-    return gp__is_exiting() || gp__monotonic_ns() >= *(uint64_t *)context;
-}
-
-/* Nobody answers here for captures on streams that growpool does not know, so owners that only a
- * context-wide fence could cover keep their chunks until the process ends. */
-uint64_t gp__pool_close_orphan(gp_pool *pool)
-{
-    uint64_t deadline = gp__monotonic_ns() + ORPHAN_SLICE_NS;
-    struct gp__interrupt slice = {slice_is_over, &deadline};
-    pool->interrupt = slice;
-    gp_status status = close_pool(pool, GP__REAP_SEEN, &slice, NULL);
-    if (status == GP_OK) {
-        destroy(pool);
-        return UINT64_MAX;
-    }
-    gp__mutex_lock(&pool->lock);
-    bool hopeless = pool->retiring != NULL;
-    for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
-        hopeless = hopeless && gp__timeline_is_unseen(&pool->timeline, item->owners);
-    gp__mutex_unlock(&pool->lock);
-    return hopeless ? UINT64_MAX : ORPHAN_SLICE_NS / 4;
-}
+/* ---- what it is ---------------------------------------------------------------------------- */
 
 gp_device *gp_pool_device(const gp_pool *pool)
 {

@@ -10,17 +10,7 @@
 #include "../backing/memory.h"
 
 #define MAX_REFUSALS 12
-
-/* Pages and bytes taken out of the pool for one attempt. The spans from first to last are CLAIMED and
- * nobody else touches them, so they are read without the lock. */
-struct claim {
-    struct gp__span *first;
-    struct gp__span *last;
-    size_t new_bytes;
-    struct gp__retired *mappings; /* accepted chunks, by address */
-    struct gp__retired **tail;
-    size_t mapped_count; /* of those, how many are mapped in the driver */
-};
+#define BLOCK_SPANS  4 /* descriptors that the steps of a block need at most */
 
 static size_t smaller(size_t a, size_t b)
 {
@@ -29,22 +19,38 @@ static size_t smaller(size_t a, size_t b)
 
 /* ---- claim -------------------------------------------------------------------------------- */
 
-/* How many bytes to claim, or GP_ERR_LIMIT. lock: held. */
+static size_t room_under_limit(const struct gp__growth *growth, size_t *held)
+{
+    const gp_pool *pool = growth->pool;
+    *held = pool->physical - growth->credit; /* what others hold, and we in blocks */
+    return pool->limit > *held ? pool->limit - *held : 0;
+}
+
+gp_status gp__grow_check_limit(struct gp__growth *growth, size_t new_bytes, gp_error *error)
+{
+    gp_pool *pool = growth->pool;
+    size_t held;
+    if (new_bytes <= room_under_limit(growth, &held))
+        return GP_OK;
+    growth->obstacle = GP__OBSTACLE_LIMIT;
+    growth->deficit = held + new_bytes - pool->limit;
+    return gp_error_set(error, GP_ERR_LIMIT,
+                        "pool '%s' cannot grow by %zu bytes: it has %zu physical bytes and a "
+                        "limit of %zu",
+                        pool->name, new_bytes, held, pool->limit);
+}
+
+/* How many bytes to claim for a block, or GP_ERR_LIMIT. lock: held. */
 static gp_status size_claim(struct gp__growth *growth, const struct gp__place *place, size_t *out,
                             gp_error *error)
 {
     gp_pool *pool = growth->pool;
-    size_t held = pool->physical - growth->credit; /* what others hold, and we in blocks */
-    size_t most = pool->limit > held ? pool->limit - held : 0;
+    size_t held;
+    size_t most = room_under_limit(growth, &held);
     growth->stepped = 0;
-    if (place->new_bytes > most) {
-        growth->obstacle = GP__OBSTACLE_LIMIT;
-        growth->deficit = held + place->new_bytes - pool->limit;
-        return gp_error_set(error, GP_ERR_LIMIT,
-                            "pool '%s' cannot grow by %zu bytes: it has %zu physical bytes and a "
-                            "limit of %zu",
-                            pool->name, place->new_bytes, held, pool->limit);
-    }
+    gp_status status = gp__grow_check_limit(growth, place->new_bytes, error);
+    if (status != GP_OK)
+        return status;
     if (growth->step) {
         size_t step = smaller(gp__plan_step(pool, place->new_bytes), place->room);
         growth->stepped = smaller(step, (most - place->new_bytes) / pool->page * pool->page);
@@ -71,33 +77,38 @@ static void count_claim(struct gp__growth *growth, size_t bytes)
         pool->peak_physical = pool->physical;
 }
 
-/* Takes the spans of the place: `new_bytes` of holes and the free ranges between. lock: held; needs one
- * spare descriptor. */
-static void take_claim(struct gp__growth *growth, struct gp__span *first, size_t new_bytes,
-                       struct claim *claim)
+void gp__claim_span(gp_pool *pool, struct gp__claim *claim, struct gp__span *span, size_t bytes)
 {
-    gp_pool *pool = growth->pool;
-    *claim = (struct claim){.first = first, .new_bytes = new_bytes};
-    claim->tail = &claim->mappings;
+    if (bytes < span->bytes)
+        gp__span_file(pool, gp__span_cut(pool, span, span->va + bytes));
+    span->was_hole = span->state == GP_SPAN_HOLE;
+    span->state = GP_SPAN_CLAIMED;
+    span->queue_next = NULL;
+    if (span->was_hole)
+        claim->new_bytes += bytes;
+    else
+        gp__mapping_count(pool, span->segment, span->va, bytes, true);
+    *claim->last = span;
+    claim->last = &span->queue_next;
+}
+
+/* Takes the spans of a block's place: `new_bytes` of holes and the free ranges between. lock: held; needs
+ * one spare descriptor. */
+static void claim_place(struct gp__growth *growth, struct gp__span *first, size_t new_bytes,
+                        struct gp__claim *claim)
+{
     size_t block_left = growth->bytes, new_left = new_bytes;
     for (struct gp__span *span = first;; span = span->next) {
         bool hole = span->state == GP_SPAN_HOLE;
         size_t take = smaller(span->bytes, hole ? new_left : block_left);
-        gp__span_unfile(pool, span);
-        if (take < span->bytes)
-            gp__span_file(pool, gp__span_cut(pool, span, span->va + take));
-        span->was_hole = hole;
-        span->state = GP_SPAN_CLAIMED;
+        gp__span_unfile(growth->pool, span);
+        gp__claim_span(growth->pool, claim, span, take);
         if (hole)
             new_left -= take;
-        else
-            gp__mapping_count(pool, span, 1);
-        claim->last = span;
         if (take >= block_left)
             break;
         block_left -= take;
     }
-    count_claim(growth, new_bytes);
 }
 
 /* ---- ask ---------------------------------------------------------------------------------- */
@@ -128,7 +139,7 @@ static gp_status ask_one(struct gp__growth *growth, size_t left, size_t *cap,
 }
 
 /* Asks for the chunks of one claimed hole. */
-static gp_status ask_run(struct gp__growth *growth, struct claim *claim, struct gp__span *hole,
+static gp_status ask_run(struct gp__growth *growth, struct gp__claim *claim, struct gp__span *hole,
                          size_t *cap, gp_error *error)
 {
     for (size_t done = 0; done < hole->bytes;) {
@@ -151,18 +162,16 @@ static gp_status ask_run(struct gp__growth *growth, struct claim *claim, struct 
     return GP_OK;
 }
 
-static gp_status ask(struct gp__growth *growth, struct claim *claim, gp_error *error)
+static gp_status ask(struct gp__growth *growth, struct gp__claim *claim, gp_error *error)
 {
     size_t cap = SIZE_MAX;
-    for (struct gp__span *span = claim->first;; span = span->next) {
-        if (span->was_hole) {
-            gp_status status = ask_run(growth, claim, span, &cap, error);
-            if (status != GP_OK)
-                return status;
-        }
-        if (span == claim->last)
-            return GP_OK;
+    gp_status status = GP_OK;
+    for (struct gp__span *span = claim->first; span != NULL && status == GP_OK;
+         span = span->queue_next) {
+        if (span->was_hole)
+            status = ask_run(growth, claim, span, &cap, error);
     }
+    return status;
 }
 
 /* ---- map ---------------------------------------------------------------------------------- */
@@ -187,7 +196,7 @@ static gp_status set_access(gp_pool *pool, const struct gp__retired *item, gp_er
     return GP_OK;
 }
 
-static gp_status map(gp_pool *pool, struct claim *claim, gp_error *error)
+static gp_status map(gp_pool *pool, struct gp__claim *claim, gp_error *error)
 {
     gp_device *device = pool->device;
     for (struct gp__retired *item = claim->mappings; item != NULL; item = item->next) {
@@ -230,16 +239,14 @@ static void abandon(gp_pool *pool, struct gp__retired *item)
 }
 
 /* Gives the claimed spans back to what they were. lock: held. */
-static void release_spans(gp_pool *pool, struct claim *claim)
+static void release_spans(gp_pool *pool, struct gp__claim *claim)
 {
-    struct gp__span *span = claim->first;
-    for (bool more = true; more;) {
-        struct gp__span *next = span->next;
-        more = span != claim->last;
+    for (struct gp__span *span = claim->first; span != NULL;) {
+        struct gp__span *next = span->queue_next;
         if (span->state == GP_SPAN_CLAIMED && span->was_hole) {
             gp__span_hole(pool, span);
         } else if (span->state == GP_SPAN_CLAIMED) {
-            gp__mapping_count(pool, span, -1);
+            gp__mapping_count(pool, span->segment, span->va, span->bytes, false);
             gp__span_free(pool, span, span->owners);
         }
         span = next;
@@ -247,7 +254,7 @@ static void release_spans(gp_pool *pool, struct claim *claim)
 }
 
 /* Undoes a claim whatever it has reached. Bytes that come free become the request's credit. */
-static void undo(struct gp__growth *growth, struct claim *claim)
+static void undo(struct gp__growth *growth, struct gp__claim *claim)
 {
     gp_pool *pool = growth->pool;
     size_t not_asked = claim->new_bytes;
@@ -268,13 +275,27 @@ static void undo(struct gp__growth *growth, struct claim *claim)
     pool->claimed_bytes -= not_asked;
     pool->credit_bytes += not_asked;
     growth->credit += not_asked;
+    struct gp__segment *dead = NULL;
+    if (growth->range != NULL) {
+        growth->range->claims--;
+        dead = gp__range_bury(pool, growth->range);
+    }
     gp__mutex_unlock(&pool->lock);
+    gp__range_free_segments(pool, dead);
 }
 
 /* ---- publish ------------------------------------------------------------------------------ */
 
+static size_t count_spans(const struct gp__claim *claim)
+{
+    size_t count = 0;
+    for (const struct gp__span *span = claim->first; span != NULL; span = span->queue_next)
+        count++;
+    return count;
+}
+
 /* Enters the new mappings. lock: held. */
-static void enter_mappings(gp_pool *pool, struct claim *claim)
+static void enter_mappings(gp_pool *pool, struct gp__claim *claim)
 {
     for (struct gp__retired *item = claim->mappings; item != NULL;) {
         struct gp__retired *next = item->next;
@@ -291,27 +312,35 @@ static void enter_mappings(gp_pool *pool, struct claim *claim)
 }
 
 /* Makes the claimed spans one block, and what is left behind it free. lock: held. */
-static uintptr_t publish(struct gp__growth *growth, struct claim *claim)
+static uintptr_t publish_block(struct gp__growth *growth, struct gp__claim *claim)
 {
     gp_pool *pool = growth->pool;
-    for (struct gp__span *span = claim->first;; span = span->next) {
+    struct gp__span *block = claim->first;
+    for (struct gp__span *span = block; span != NULL; span = span->queue_next) {
         if (!span->was_hole)
-            gp__mapping_count(pool, span, -1);
-        if (span == claim->last)
-            break;
+            gp__mapping_count(pool, span->segment, span->va, span->bytes, false);
     }
-    enter_mappings(pool, claim);
-    struct gp__span *last = claim->last;
-    for (bool more = claim->first != last; more;) {
-        more = claim->first->next != last;
-        gp__span_join(pool, claim->first);
-    }
-    gp__block_make(pool, claim->first, growth->bytes, growth->stream, growth->flags);
-    pool->grow_count++;
-    return claim->first->va;
+    for (size_t more = count_spans(claim); more > 1; more--)
+        gp__span_join(pool, block);
+    gp__block_make(pool, block, growth->bytes, growth->stream, growth->flags, growth->arena);
+    return block->va;
+}
+
+/* lock: held. */
+static uintptr_t publish(struct gp__growth *growth, struct gp__claim *claim)
+{
+    enter_mappings(growth->pool, claim);
+    if (claim->new_bytes > 0)
+        growth->pool->grow_count++;
+    return growth->range != NULL ? gp__commit_publish(growth, claim) : publish_block(growth, claim);
 }
 
 /* ---- an attempt --------------------------------------------------------------------------- */
+
+static bool in_blocks(const struct gp__retired *item)
+{
+    return ((const struct gp__mapping *)item)->segment->range == NULL;
+}
 
 /* A retiring mapping that would serve the request comes back, unless the limit wants it gone. lock: held. */
 static void want_back(struct gp__growth *growth)
@@ -322,9 +351,9 @@ static void want_back(struct gp__growth *growth)
         return;
     for (int tried = 0; *link != NULL && tried < 16; tried++, link = &(*link)->next) {
         struct gp__retired *item = *link;
-        uint64_t slots = gp__timeline_remaining(&pool->timeline, item->owners).slots;
-        if (item->bytes >= growth->bytes &&
-            (slots == 0 || gp__timeline_is_sole(&pool->timeline, slots, growth->stream))) {
+        struct gp__owners owners = gp__timeline_remaining(&pool->timeline, item->owners);
+        if (item->bytes >= growth->bytes && in_blocks(item) &&
+            gp__span_is_usable(pool, owners, growth->taker)) {
             *link = item->next;
             gp__unretire(pool, item);
             return;
@@ -346,12 +375,15 @@ static void want_fences(struct gp__growth *growth)
         pool->record_slots |= span->owners.slots & ~GP__UNKNOWN;
 }
 
-/* What cannot fail later: descriptors, the index, and that the pool wants to grow. lock: held. */
-static gp_status prepare(gp_pool *pool, gp_error *error)
+gp_status gp__grow_prepare(struct gp__growth *growth, size_t spans, gp_error *error)
 {
+    gp_pool *pool = growth->pool;
     gp_status status = gp__pool_usable(pool, true, error);
+    if (status == GP_OK && growth->range != NULL && growth->range->closed)
+        return gp__state_error(error, GP_REASON_CLOSED, "the range of %zu bytes is closed",
+                               growth->range->max_bytes);
     if (status == GP_OK)
-        status = gp__span_reserve(pool, 4, error);
+        status = gp__span_reserve(pool, spans, error);
     return status == GP_OK ? gp__index_reserve(pool, error) : status;
 }
 
@@ -361,32 +393,29 @@ static gp_status find_place(struct gp__growth *growth, struct gp__place *place, 
     gp_pool *pool = growth->pool;
     gp_status status = GP_OK;
     while (status == GP_OK) {
-        *place = gp__place_find(pool, growth->bytes, growth->stream);
+        *place = gp__place_find(pool, growth->bytes, growth->taker);
         if (place->first != NULL)
             break;
         if (pool->reserving)
-            status = gp__pool_sleep(pool, error);
+            status = gp__pool_sleep(pool, &pool->interrupt, error);
         else
             status = gp__segment_add(pool, growth->bytes, error);
         if (status == GP_ERR_ADDRESS_SPACE)
             growth->obstacle = GP__OBSTACLE_ADDRESS;
         if (status == GP_OK)
-            status = prepare(pool, error);
+            status = gp__grow_prepare(growth, BLOCK_SPANS, error);
     }
     return status;
 }
 
-/* The part of an attempt under the lock: a block at once, or a claim. */
-static gp_status start(struct gp__growth *growth, struct claim *claim, uintptr_t *out,
-                       gp_error *error)
+/* The part of an attempt for a block that needs the lock: a block at once, or a claim. */
+static gp_status start_block(struct gp__growth *growth, struct gp__claim *claim, uintptr_t *out,
+                             gp_error *error)
 {
     gp_pool *pool = growth->pool;
-    gp_status status = prepare(pool, error);
-    if (status != GP_OK)
-        return status;
     for (int round = 0; round < 2; round++) {
-        struct gp__span *block =
-            gp__block_take(pool, growth->bytes, growth->stream, growth->flags, round == 0);
+        struct gp__span *block = gp__block_take(pool, growth->bytes, growth->stream, growth->flags,
+                                                growth->arena, round == 0);
         if (block != NULL) {
             *out = block->va;
             return GP_OK;
@@ -399,20 +428,48 @@ static gp_status start(struct gp__growth *growth, struct claim *claim, uintptr_t
     size_t new_bytes = 0;
     if (growth->bytes > pool->limit)
         return size_claim(growth, &place, &new_bytes, error);
-    status = find_place(growth, &place, error);
+    gp_status status = find_place(growth, &place, error);
     if (status == GP_OK)
         status = size_claim(growth, &place, &new_bytes, error);
     if (status != GP_OK)
         return status;
     want_fences(growth);
-    take_claim(growth, place.first, new_bytes, claim);
+    claim_place(growth, place.first, new_bytes, claim);
     return GP_NOT_READY;
+}
+
+static gp_status start_commit(struct gp__growth *growth, struct gp__claim *claim, uintptr_t *out,
+                              gp_error *error)
+{
+    gp_status status = gp__commit_claim(growth, claim, error);
+    if (status != GP_OK)
+        return status;
+    *out = 0;
+    return claim->first == NULL ? GP_OK : GP_NOT_READY;
+}
+
+/* GP_OK: done at once; GP_NOT_READY: claimed. lock: held. */
+static gp_status start(struct gp__growth *growth, struct gp__claim *claim, uintptr_t *out,
+                       gp_error *error)
+{
+    gp_status status = gp__grow_prepare(growth, BLOCK_SPANS, error);
+    if (status == GP_OK)
+        status = growth->range != NULL ? start_commit(growth, claim, out, error)
+                                       : start_block(growth, claim, out, error);
+    if (status == GP_NOT_READY) {
+        count_claim(growth, claim->new_bytes);
+        if (growth->range != NULL)
+            growth->range->claims++;
+    }
+    return status;
 }
 
 gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *error)
 {
     gp_pool *pool = growth->pool;
-    struct claim claim = {0};
+    struct gp__claim claim = {0};
+    claim.last = &claim.first;
+    claim.tail = &claim.mappings;
     growth->obstacle = GP__OBSTACLE_NONE;
     gp__mutex_lock(&pool->lock);
     gp_status status = start(growth, &claim, out, error);
@@ -430,7 +487,7 @@ gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *
     if (status == GP_OK) {
         gp__mutex_lock(&pool->lock);
         /* Others may have used up the spare descriptors, and the pool may not want to grow any more. */
-        status = prepare(pool, error);
+        status = gp__grow_prepare(growth, BLOCK_SPANS, error);
         if (status == GP_OK)
             *out = publish(growth, &claim);
         gp__mutex_unlock(&pool->lock);

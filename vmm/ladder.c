@@ -54,7 +54,7 @@ static bool wait_for_deliveries(gp_pool *pool, gp_status *status, gp_error *erro
     uint64_t deadline = gp__monotonic_ns() + DELIVERIES_NS;
     size_t before = pool->retiring_bytes;
     while (pool->deliveries > 0 && *status == GP_OK && gp__monotonic_ns() < deadline)
-        *status = gp__pool_sleep(pool, error);
+        *status = gp__pool_sleep(pool, &pool->interrupt, error);
     return pool->retiring_bytes < before;
 }
 
@@ -103,7 +103,11 @@ static bool can_meet_limit(struct gp__growth *growth)
 {
     gp_pool *pool = growth->pool;
     gp__mutex_lock(&pool->lock);
-    bool possible = gp__place_least_physical(pool, growth->bytes) <= pool->limit;
+    size_t least =
+        growth->range != NULL
+            ? gp__commit_least_physical(pool, growth->range, growth->parts, growth->part_count)
+            : gp__place_least_physical(pool, growth->bytes);
+    bool possible = least <= pool->limit;
     gp__mutex_unlock(&pool->lock);
     return possible;
 }
@@ -196,12 +200,11 @@ static gp_status attempt_all(struct gp__growth *growth, uintptr_t *out, gp_error
     return GP_OK;
 }
 
-gp_status gp__ladder(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags, uintptr_t *out,
-                     gp_error *error)
+gp_status gp__ladder(struct gp__growth *growth, uintptr_t *out, gp_error *error)
 {
-    struct gp__growth growth = {
-        .pool = pool, .stream = stream, .bytes = bytes, .flags = flags, .step = true};
+    gp_pool *pool = growth->pool;
     struct gp__entry entry;
+    growth->step = growth->range == NULL;
     gp_status status = gp__pool_not_inside(pool, "growing", error);
     if (status == GP_OK)
         status = pool->device->driver->enter(pool->device, &entry, error);
@@ -210,11 +213,11 @@ gp_status gp__ladder(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned fl
     gp__mutex_lock(&pool->lock);
     pool->growers++;
     gp__mutex_unlock(&pool->lock);
-    status = attempt_all(&growth, out, error);
+    status = attempt_all(growth, out, error);
     gp__mutex_lock(&pool->lock);
     pool->growers--;
-    pool->credit_bytes -= growth.credit;
-    pool->physical -= growth.credit;
+    pool->credit_bytes -= growth->credit;
+    pool->physical -= growth->credit;
     pthread_cond_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
     pool->device->driver->leave(pool->device, &entry);

@@ -22,7 +22,7 @@ static bool evaluate(const gp_pool *pool, struct gp__span *first, size_t bytes,
             take = take < pages ? take : pages;
             place.new_bytes += take;
             place.room = span->bytes - take;
-        } else if (span->state != GP_SPAN_FREE || !gp__span_is_usable(pool, span, stream)) {
+        } else if (span->state != GP_SPAN_FREE || !gp__span_is_usable(pool, span->owners, stream)) {
             return false;
         } else {
             place.room = 0;
@@ -51,8 +51,8 @@ static void consider(const gp_pool *pool, struct gp__span *hole, size_t bytes,
 {
     struct gp__span *before = hole->previous;
     struct gp__place place;
-    bool through =
-        before != NULL && before->state == GP_SPAN_FREE && gp__span_is_usable(pool, before, stream);
+    bool through = before != NULL && before->state == GP_SPAN_FREE &&
+                   gp__span_is_usable(pool, before->owners, stream);
     if (evaluate(pool, through ? before : hole, bytes, stream, &place) && is_better(&place, best))
         *best = place;
 }
@@ -137,7 +137,7 @@ static size_t least_in(const gp_pool *pool, const struct gp__segment *segment, s
 size_t gp__place_least_physical(const gp_pool *pool, size_t bytes)
 {
     size_t least = SIZE_MAX;
-    if (pool->address_space - pool->address_bytes >= bytes)
+    if (pool->address_space - pool->block_address_bytes >= bytes)
         least = bytes;
     for (const struct gp__segment *segment = pool->segments; segment != NULL;
          segment = segment->next) {

@@ -3,14 +3,17 @@
  * Inside a pool: the structures that growpool.h draws, and which file owns which step.
  *
  *   span.c    tiles segments with spans; bins, trees and queues that find them; splits and melts
- *   segment.c reserves and frees ranges of addresses; the page map
+ *   segment.c reserves and frees addresses; the page map; how much the default reserves
  *   index.c   from a block's address to its span
  *   place.c   policy: where a request goes and how many new pages that takes
  *   plan.c    policy: how large the chunks of a growth are
  *   grow.c    mechanism: claim, ask, map, publish, undo          ladder.c  what to try when refused
+ *   commit.c  the claim and the publication of a range's commit  range.c   ranges: life, pins
+ *   resize.c  commit, decommit, resize of ranges                 arena.c   the memory of captures
  *   retire.c  idle mappings -> retiring -> unmapped -> returned
- *   block.c   malloc, free, record_stream, pin
+ *   block.c   malloc, free, record_stream, pin                   work.c    copies, fills, joins
  *   trim.c    trim, drain, limit, forget_stream, unreturned      close.c   create, close, release
+ *   orphan.c  pools that are let go, and what they leave
  *   stats.c   stats and snapshots                                check.c   the invariants
  *
  * FIELDS are guarded by `lock` unless said otherwise.
@@ -19,7 +22,7 @@
  *   physical = claimed_bytes + mapped_bytes + retiring_bytes + unreturned_bytes + abandoned_bytes
  *              + credit_bytes
  *   mapped_bytes = bytes of mappings whose chunk is MAPPED; idle_bytes = those with live == 0
- *   mapped_bytes = USED + FREE + (CLAIMED that was FREE) spans
+ *   mapped_bytes = USED + HELD + FREE + (CLAIMED that was FREE) spans
  *   used_bytes = sum of USED spans
  *   claimed_bytes = sum of CLAIMED spans that were HOLE
  */
@@ -36,25 +39,33 @@
 #include "growpool.h"
 #include "tree.h"
 
+struct gp__arena;
 struct gp__segment;
 
 struct gp__span {
     struct gp__tree_node
-        node; /* FREE: in its bin's tree; HOLE: in the pool's holes. First member. */
+        node; /* FREE: in its bin's tree; HOLE: in the pool's holes; HELD: in its arena's. First member. */
     uintptr_t va;
     size_t bytes;
     gp_span_state state;
-    unsigned flags; /* USED: GP_BLOCK_* */
+    unsigned flags; /* USED: GP_BLOCK_*, GP__BLOCK_* */
     unsigned pins; /* USED: live exports */
     bool was_hole; /* CLAIMED: what an undo makes of it */
     struct gp__segment *segment;
     struct gp__span *previous; /* by address, within the segment */
     struct gp__span *next; /* ... and the link of the spare list and of the index's chains */
-    struct gp__owners owners; /* USED: slots only; FREE: stamped; others: {0, 0} */
-    gp_stream *stream; /* USED: allocated on; holds a reference */
-    struct gp__span *chain; /* USED: the next span of its index bucket */
+    struct gp__owners
+        owners; /* USED: slots only; FREE, HELD: stamped; others: {0, 0}; a range's USED
+                                 spans too, whose owners are the range's */
+    gp_stream *stream; /* a block: allocated on; holds a reference */
+    struct gp__arena *arena; /* of a block; HELD */
+    struct gp__span *chain; /* a block: the next span of its index bucket */
     struct gp__span *queue_previous; /* FREE with owners: its bin's queue, by ticket */
-    struct gp__span *queue_next;
+    struct gp__span *queue_next; /* ... and CLAIMED: the next span of the claim */
+};
+
+enum {
+    GP__BLOCK_ABANDONED = 1 << 16 /* nobody will free it: the last unpin does */
 };
 
 /* FREE spans by who may take them. One bin for each slot (sole owner), one for nobody (passed), one for
@@ -73,7 +84,7 @@ struct gp__mapping {
     struct gp__segment *segment;
     uintptr_t stream; /* the handle that the backing was asked with */
     uint64_t generation; /* of the chunk, when it was accepted */
-    size_t live; /* USED and CLAIMED spans that touch it */
+    size_t live; /* bytes of it in USED, HELD and (was FREE) CLAIMED spans */
     struct gp__mapping *previous; /* in the pool's idle list, when live == 0 */
     struct gp__mapping *next;
 };
@@ -87,9 +98,55 @@ struct gp__segment {
     uintptr_t va;
     size_t bytes;
     bool lost; /* something in it was abandoned: its addresses are never freed */
+    bool by_default; /* counted in what the process reserves by default */
+    gp_range *range; /* whose it is; NULL: for blocks. In a range's segment no span is filed */
+    size_t mapped_bytes; /* in the page map */
     struct gp__span *first;
     struct gp__page *pages;
+    uint64_t *starts; /* one bit for each page: a span starts in it */
     struct gp__segment *next;
+};
+
+/* A part of a range that is exported. */
+struct gp__range_pin {
+    size_t offset;
+    size_t bytes;
+    struct gp__range_pin *next;
+};
+
+/* STATES. open --close or last release--> closed --nothing mapped, no claim--> buried (segment NULL,
+ * off the list). A pool's close buries every range at once. The pool's list keeps a closed range that
+ * nobody holds until it is buried. */
+struct gp_range {
+    gp_pool *pool; /* a reference while anybody holds the range */
+    gp_stream *stream; /* a reference */
+    uintptr_t address;
+    size_t max_bytes; /* as asked */
+    uint64_t references; /* atomic; each pin holds one */
+    /* Guarded by the pool's lock. */
+    struct gp__segment *segment; /* NULL: empty or buried */
+    uint64_t slots; /* owners */
+    uint64_t unpinned; /* the clock when the last pin went */
+    struct gp__range_pin *pins;
+    size_t size; /* of the last resize */
+    size_t committed_bytes;
+    unsigned claims; /* commits under way */
+    bool resizing;
+    bool closed;
+    bool listed;
+    gp_range *previous; /* the pool's ranges that have a segment */
+    gp_range *next;
+};
+
+/* The memory of one capture. The graph's user object, the pool's list, each block of it, and each request
+ * that is on its way hold a reference. HELD spans name only arenas that are on the list. */
+struct gp__arena {
+    uint64_t capture; /* id */
+    uint64_t references; /* atomic */
+    bool gone; /* atomic: no graph can use it any more; set by the user object */
+    struct gp__tree held;
+    size_t blocks; /* USED spans that name it */
+    struct gp__arena *next;
 };
 
 struct gp_pool {
@@ -99,7 +156,8 @@ struct gp_pool {
     gp_backing *backing;
     size_t page; /* bytes: the unit of growth */
     size_t chunk_size; /* 0: planned */
-    size_t address_space;
+    size_t address_space; /* for blocks */
+    bool default_addresses; /* nobody said how many */
     unsigned flags;
     int (*interrupted)(void *context); /* the user's hook; NULL: none */
     void *interrupted_context;
@@ -110,9 +168,12 @@ struct gp_pool {
     struct gp__mutex lock;
     pthread_cond_t changed; /* growers, deliveries or state */
 
-    bool closing; /* takes no new work */
+    bool finishing; /* takes no new work; the reaper closes it when it can */
+    bool closing; /* the same, and close is under way */
     bool closed; /* nothing is left */
     bool orphaned; /* its last user let go of it without closing */
+    bool left; /* on the list of orphan.c, which is guarded by a lock of its own */
+    struct gp_pool *next_left;
     bool poisoned;
     bool reserving; /* a thread is adding a segment */
     unsigned growers; /* threads inside a growth */
@@ -120,7 +181,9 @@ struct gp_pool {
     unsigned visitors; /* threads that use the timeline without the lock */
 
     struct gp__timeline timeline;
-    struct gp__segment *segments;
+    struct gp__segment *segments; /* for blocks */
+    gp_range *ranges; /* that have a segment */
+    struct gp__arena *arenas;
     struct gp__bin bins[GP__BIN_COUNT];
     struct gp__tree holes;
     struct gp__span *spare_spans;
@@ -141,7 +204,9 @@ struct gp_pool {
     size_t limit;
     size_t physical, claimed_bytes, mapped_bytes, idle_bytes, retiring_bytes;
     size_t unreturned_bytes, abandoned_bytes, credit_bytes;
+    size_t held_bytes; /* HELD */
     size_t used_bytes, address_bytes, peak_used, peak_physical;
+    size_t block_address_bytes; /* of address_bytes, the segments for blocks */
     uint64_t chunk_count, grow_count, trim_count, callback_errors;
 
     struct gp__reaper_client reaper; /* its own lock */
@@ -163,8 +228,11 @@ gp_status gp__pool_not_inside(const gp_pool *pool, const char *operation, gp_err
 /* Counts this thread among those that close() waits for; GP_ERR_STATE when it is too late. */
 gp_status gp__pool_visit(gp_pool *pool, gp_error *error);
 void gp__pool_leave(gp_pool *pool);
-/* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the hook says so. lock: held, dropped inside. */
-gp_status gp__pool_sleep(gp_pool *pool, gp_error *error);
+/* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the interrupt (may be NULL) says so. lock: held,
+ * dropped inside. */
+gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error);
+/* GP_ERR_ARGUMENT for a stream of another pool. */
+gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error);
 /* Looks at fences and refiles what has passed. lock: dropped. */
 void gp__pool_poll(gp_pool *pool);
 /* Records the fences of thread-bound streams on the thread that freed. Best effort: without a fence the
@@ -191,21 +259,25 @@ void gp__span_unfile(gp_pool *pool, struct gp__span *span);
 void gp__span_file(gp_pool *pool, struct gp__span *span);
 /* Files the one span of a new segment, segment->first: a hole from end to end. */
 void gp__span_start(gp_pool *pool, struct gp__segment *segment);
-/* The span that contains va. Costs one step for each page that the span reaches back. */
+/* The span that contains va. Costs one step for each 64 pages that the span reaches back. */
 struct gp__span *gp__span_at(const gp_pool *pool, struct gp__segment *segment, uintptr_t va);
 /* Joins `span` and its successor into one that keeps the first one's fields. */
 void gp__span_join(gp_pool *pool, struct gp__span *span);
-/* The best fit that the stream may use at once, or NULL. */
+/* The best fit that the stream may use at once, or NULL. Here and below a NULL stream may use what
+ * everybody has passed, and nothing else. */
 struct gp__span *gp__span_find(gp_pool *pool, size_t bytes, const gp_stream *stream);
-/* Whether the stream may use this FREE span at once. */
-bool gp__span_is_usable(const gp_pool *pool, const struct gp__span *span, const gp_stream *stream);
+/* Whether the stream may use memory with these owners at once. */
+bool gp__span_is_usable(const gp_pool *pool, struct gp__owners owners, const gp_stream *stream);
 /* Refiles spans whose owners have passed since. Inside driver->enter() (it polls). */
 void gp__span_settle(gp_pool *pool);
 
 /* ---- segment.c ---- */
-/* Reserves a segment that holds `bytes`: of the pool's address space what is left, halved while the
- * device refuses. lock: held, dropped inside. */
+/* Reserves a segment that holds `bytes`: of the pool's address space what is left (see ADDRESSES in
+ * growpool.h), halved while the device refuses. lock: held, dropped inside. */
 gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error);
+/* Reserves exactly `bytes` for a range. The pool does not list it yet. lock: not held. */
+gp_status gp__segment_reserve(gp_pool *pool, size_t bytes, struct gp__segment **out,
+                              gp_error *error);
 /* Frees the addresses and the descriptions of segments that the pool no longer lists; those that are lost
  * or refused stay reserved. Returns the bytes freed. lock: not held. */
 size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments);
@@ -215,8 +287,9 @@ struct gp__mapping *gp__mapping_at(const gp_pool *pool, const struct gp__segment
 /* Enters the mapping into the page map, or clears its pages. */
 void gp__mapping_enter(gp_pool *pool, struct gp__mapping *mapping);
 void gp__mapping_erase(gp_pool *pool, struct gp__mapping *mapping);
-/* A USED or CLAIMED span begins (+1) or ends (-1) over these mappings; keeps the idle list. */
-void gp__mapping_count(gp_pool *pool, const struct gp__span *span, int change);
+/* These bytes begin (true) or cease to be live in the mappings under them; keeps the idle list. */
+void gp__mapping_count(gp_pool *pool, const struct gp__segment *segment, uintptr_t va, size_t bytes,
+                       bool live);
 void gp__mapping_idle_add(gp_pool *pool, struct gp__mapping *mapping);
 void gp__mapping_idle_remove(gp_pool *pool, struct gp__mapping *mapping);
 
@@ -256,8 +329,13 @@ enum gp__obstacle {
 struct gp__growth {
     gp_pool *pool;
     gp_stream *stream;
-    size_t bytes; /* of the block, rounded */
+    size_t bytes; /* of the block, rounded; of all parts */
     unsigned flags;
+    struct gp__arena *arena; /* of a block for a capture */
+    const gp_stream *taker; /* whose free memory may be taken: the stream, or NULL in a capture */
+    gp_range *range; /* NULL: a block */
+    const gp_interval *parts; /* of the range: whole pages, by offset, apart */
+    size_t part_count;
     bool step; /* add a growth step */
     bool halve; /* ask for less when refused */
     enum gp__obstacle obstacle; /* what stopped the last attempt */
@@ -267,31 +345,112 @@ struct gp__growth {
     unsigned refusals;
 };
 
-/* One attempt: takes free memory if there is some, else grows. On GP_OK *out is the block's address.
- * Inside driver->enter(). lock: dropped. */
+/* Pages and bytes taken out of the pool for one attempt: CLAIMED spans by address, linked through
+ * queue_next. Nobody else touches them, so they are read without the lock. */
+struct gp__claim {
+    struct gp__span *first;
+    struct gp__span **last; /* where the next one is linked */
+    size_t new_bytes; /* of holes */
+    struct gp__retired *mappings; /* accepted chunks, by address */
+    struct gp__retired **tail;
+    size_t mapped_count; /* of those, how many are mapped in the driver */
+};
+
+/* One attempt: takes free memory if there is some, else grows. On GP_OK *out is the block's address, or
+ * the bytes that a range's commit added. Inside driver->enter(). lock: dropped. */
 gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *error);
+/* GP_ERR_LIMIT when the limit leaves no room for new_bytes more. lock: held. */
+gp_status gp__grow_check_limit(struct gp__growth *growth, size_t new_bytes, gp_error *error);
+/* Takes the first `bytes` of an unfiled HOLE or FREE span into the claim and files the rest. Needs one
+ * spare descriptor. lock: held. */
+void gp__claim_span(gp_pool *pool, struct gp__claim *claim, struct gp__span *span, size_t bytes);
+/* What cannot fail later: `spans` descriptors, the index, and that the pool, and the range, want to grow.
+ * lock: held. */
+gp_status gp__grow_prepare(struct gp__growth *growth, size_t spans, gp_error *error);
+
+enum gp__retire_which { GP__RETIRE_SEEN, GP__RETIRE_ALL };
+
+/* ---- commit.c; lock: held ---- */
+/* Claims what the parts lack. GP_OK with an empty claim: everything is committed. Waits for owners of memory
+ * that is mapped there, dropping the lock inside. */
+gp_status gp__commit_claim(struct gp__growth *growth, struct gp__claim *claim, gp_error *error);
+/* Makes the claimed spans, mapped by now, part of the range. Returns their bytes. */
+size_t gp__commit_publish(struct gp__growth *growth, struct gp__claim *claim);
+/* The fewest physical bytes the pool could have with the parts committed, as gp__place_least_physical(). */
+size_t gp__commit_least_physical(const gp_pool *pool, const gp_range *range,
+                                 const gp_interval *parts, size_t count);
+
+/* ---- range.c ---- */
+/* Every range ends, with its owners. lock: held. */
+void gp__ranges_end(gp_pool *pool);
+/* Takes all segments of ranges off the pool, as a list. lock: held. */
+struct gp__segment *gp__ranges_take(gp_pool *pool);
+/* Takes the segment of a closed range off the pool when nothing is mapped in it and no commit is under
+ * way; else, and for NULL, NULL. The range may be gone afterwards. lock: held. */
+struct gp__segment *gp__range_bury(gp_pool *pool, gp_range *range);
+/* Frees what gp__range_bury() gave. lock: not held. */
+void gp__range_free_segments(gp_pool *pool, struct gp__segment *segments);
+
+/* ---- resize.c; lock: held ---- */
+/* GP_OK when the range takes work. */
+gp_status gp__range_check_open(const gp_range *range, gp_error *error);
+gp_status gp__range_pinned(const gp_range *range, const struct gp__range_pin *pin, gp_error *error);
+/* The range's owners, and this stream (NULL: its own), stamped now. Unknown users that are known to be done
+ * are left out. */
+struct gp__owners gp__range_stamp(gp_range *range, gp_stream *stream, bool *record_now);
+/* What is committed in [va, end) becomes free memory. Needs two spare descriptors, unless it is the whole
+ * range. */
+void gp__range_free_part(gp_range *range, uintptr_t va, uintptr_t end, struct gp__owners owners);
+/* Retires the mappings under [va, end) that are idle, and counts what is released and kept. */
+void gp__range_retire_part(gp_range *range, uintptr_t va, uintptr_t end,
+                           enum gp__retire_which which, struct gp__retired **list,
+                           gp_release_result *result);
+
+/* ---- arena.c ---- */
+/* The arena of the capture that the stream is part of; NULL when that is none (the legacy stream beside a
+ * blocking capture). `make`: a first block is to come; else GP_NOT_READY when there is none yet. *out is a
+ * reference. Inside driver->enter(). lock: dropped. */
+gp_status gp__arena_of(gp_pool *pool, const gp_stream *stream, bool make, struct gp__arena **out,
+                       gp_error *error);
+void gp__arena_release(struct gp__arena *arena); /* NULL is allowed */
+/* The rest is lock: held. A HELD span of at least `bytes` that the stream may take, unfiled, or NULL. */
+struct gp__span *gp__arena_take(gp_pool *pool, struct gp__arena *arena, size_t bytes,
+                                const gp_stream *stream);
+/* An unfiled span becomes HELD memory of the arena, with these owners. */
+void gp__arena_hold(gp_pool *pool, struct gp__arena *arena, struct gp__span *span,
+                    struct gp__owners owners);
+/* A block of the arena begins; ends. The latter is true when its memory is the graph's still. */
+void gp__arena_join(struct gp__arena *arena);
+bool gp__arena_leave(struct gp__arena *arena);
+/* Memory of graphs that are gone becomes free. */
+void gp__arenas_sweep(gp_pool *pool);
+/* Whether a graph that lives may use memory of the pool. */
+bool gp__arenas_alive(const gp_pool *pool);
+void gp__arenas_drop(gp_pool *pool);
 
 /* ---- ladder.c ---- */
-/* Attempts until one succeeds or nothing is left to try. lock: dropped. */
-gp_status gp__ladder(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags, uintptr_t *out,
-                     gp_error *error);
+/* Attempts until one succeeds or nothing is left to try. The growth names the request; the rest of it
+ * is set here. lock: dropped. */
+gp_status gp__ladder(struct gp__growth *growth, uintptr_t *out, gp_error *error);
 
 /* ---- block.c; lock: held ---- */
 /* A free range that the stream may use at once becomes a block; NULL if there is none, and then, with
  * `settle`, after looking at fences again (inside driver->enter()). Needs one spare descriptor and an
  * index place. */
 struct gp__span *gp__block_take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned flags,
-                                bool settle);
-/* Makes `bytes` at the start of an unfiled, FREE or CLAIMED span a USED block. Needs one spare
+                                struct gp__arena *arena, bool settle);
+/* Makes `bytes` at the start of an unfiled, FREE, HELD or CLAIMED span a USED block. Needs one spare
  * descriptor and an index place. */
 void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_stream *stream,
-                    unsigned flags);
+                    unsigned flags, struct gp__arena *arena);
 /* Ends a block: it becomes free memory with its owners. */
 void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now);
 
 /* ---- retire.c ---- */
-enum gp__retire_which { GP__RETIRE_SEEN, GP__RETIRE_ALL };
-
+/* Sets one idle mapping retiring and puts it in front of *list; false when it was passed over, or there
+ * is no host memory for it. lock: held. */
+bool gp__retire_one(gp_pool *pool, struct gp__mapping *mapping, enum gp__retire_which which,
+                    struct gp__retired **list);
 /* Sets idle mappings retiring, oldest first, until at least `goal` bytes are, and never more than `most`;
  * RETIRE_SEEN passes over mappings whose owners cannot be fenced one by one. Puts them into *list and
  * returns the bytes. lock: held. */
@@ -303,6 +462,8 @@ struct gp__owners gp__retire_owners(gp_pool *pool, size_t most);
 void gp__unretire(gp_pool *pool, struct gp__retired *item);
 /* Moves all that is retiring and in nobody's hands to the front of *list. lock: held. */
 void gp__retiring_take(gp_pool *pool, struct gp__retired **list);
+/* Puts a list of retiring mappings where the reaper finds it. lock: held. */
+void gp__retiring_add(gp_pool *pool, struct gp__retired *list);
 /* Says that this thread is about to hold a list, in the same section that fills it: until
  * gp__retire_finish() others know that chunks are under way. lock: held. */
 void gp__retire_hold(gp_pool *pool, const struct gp__retired *list);
@@ -324,11 +485,24 @@ gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **o
 /* Asks the user's hook, which may run a signal handler: the thread counts as inside the pool's callback
  * meanwhile, so a handler that would wait for this very operation is told so. */
 int gp__pool_interrupted(void *pool);
-/* What the reaper runs; and one slice of closing a pool that nobody holds, after which the pool may be
- * gone. */
+/* What the reaper runs. */
 uint64_t gp__pool_service(void *context);
-uint64_t gp__pool_close_orphan(gp_pool *pool);
 void gp__pool_kick(gp_pool *pool);
+
+/* ---- close.c, orphan.c ---- */
+/* One close with the waits of `mode`. GP_NOT_READY: something is left. lock: not held. */
+gp_status gp__pool_close(gp_pool *pool, enum gp__reap_mode mode,
+                         const struct gp__interrupt *interrupt, gp_error *error);
+/* Frees a closed pool that nobody holds. */
+void gp__pool_destroy(gp_pool *pool);
+/* One slice of closing a pool that was let go, on the reaper; the pool may be gone afterwards. Returns
+ * when to come again. */
+uint64_t gp__orphan_service(gp_pool *pool);
+/* Drops what gp_pool_finish() holds once the pool is closed; the pool may be gone afterwards. */
+void gp__orphan_finished(gp_pool *pool);
+/* At the end of an explicit call: closes what pools of the device left because of owners that only a
+ * context-wide fence covers. lock: not held. */
+void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt);
 
 /* ---- check.c ---- */
 #ifdef GP_TESTING

@@ -147,23 +147,28 @@ static void retire(gp_pool *pool, struct gp__mapping *mapping, struct gp__owners
     mapping->retired.owners = owners;
 }
 
+bool gp__retire_one(gp_pool *pool, struct gp__mapping *mapping, enum gp__retire_which which,
+                    struct gp__retired **list)
+{
+    struct gp__owners owners = owners_of(pool, mapping);
+    if (which == GP__RETIRE_SEEN && gp__timeline_is_unseen(&pool->timeline, owners))
+        return false;
+    if (gp__span_reserve(pool, 2, NULL) != GP_OK)
+        return false;
+    retire(pool, mapping, owners);
+    mapping->retired.next = *list;
+    *list = &mapping->retired;
+    return true;
+}
+
 size_t gp__retire(gp_pool *pool, size_t goal, size_t most, enum gp__retire_which which,
                   struct gp__retired **list)
 {
     size_t bytes = 0;
     for (struct gp__mapping *mapping = pool->idle_oldest; mapping != NULL && bytes < goal;) {
         struct gp__mapping *next = mapping->next;
-        struct gp__owners owners = owners_of(pool, mapping);
-        bool skip = mapping->retired.bytes > most - bytes ||
-                    (which == GP__RETIRE_SEEN && gp__timeline_is_unseen(&pool->timeline, owners));
-        if (!skip && gp__span_reserve(pool, 2, NULL) != GP_OK)
-            break;
-        if (!skip) {
-            retire(pool, mapping, owners);
-            mapping->retired.next = *list;
-            *list = &mapping->retired;
+        if (mapping->retired.bytes <= most - bytes && gp__retire_one(pool, mapping, which, list))
             bytes += mapping->retired.bytes;
-        }
         mapping = next;
     }
     return bytes;
@@ -221,6 +226,18 @@ void gp__retiring_take(gp_pool *pool, struct gp__retired **list)
     pool->retiring = NULL;
 }
 
+void gp__retiring_add(gp_pool *pool, struct gp__retired *list)
+{
+    struct gp__retired **last = &list;
+    if (list == NULL)
+        return;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = pool->retiring;
+    pool->retiring = list;
+    pool->service_delay = 0;
+}
+
 void gp__retire_hold(gp_pool *pool, const struct gp__retired *list)
 {
     if (list != NULL)
@@ -229,17 +246,30 @@ void gp__retire_hold(gp_pool *pool, const struct gp__retired *list)
 
 /* ---- retiring -> returned ----------------------------------------------------------------- */
 
-static void note_unmapped(gp_pool *pool, struct gp__retired *list)
+/* Adds the segment of a range that has nothing left to *dead. */
+static void bury(gp_pool *pool, struct gp__segment *segment, struct gp__segment **dead)
+{
+    struct gp__segment *buried = gp__range_bury(pool, segment->range);
+    if (buried == NULL)
+        return;
+    buried->next = *dead;
+    *dead = buried;
+}
+
+static void note_unmapped(gp_pool *pool, struct gp__retired *list, struct gp__segment **dead)
 {
     for (struct gp__retired *item = list; item != NULL; item = item->next) {
         struct gp__mapping *mapping = (struct gp__mapping *)item;
+        struct gp__segment *segment = mapping->segment;
         gp__mapping_erase(pool, mapping);
-        gp__span_hole(pool, gp__span_at(pool, mapping->segment, item->va));
+        mapping->segment = NULL; /* which may go before the mapping does */
+        gp__span_hole(pool, gp__span_at(pool, segment, item->va));
         pool->chunk_count--;
+        bury(pool, segment, dead);
     }
 }
 
-static void note_abandoned(gp_pool *pool, struct gp__retired *list)
+static void note_abandoned(gp_pool *pool, struct gp__retired *list, struct gp__segment **dead)
 {
     for (struct gp__retired *item = list; item != NULL; item = item->next) {
         struct gp__mapping *mapping = (struct gp__mapping *)item;
@@ -250,6 +280,7 @@ static void note_abandoned(gp_pool *pool, struct gp__retired *list)
         pool->retiring_bytes -= item->bytes;
         pool->abandoned_bytes += item->bytes;
         pool->poisoned = true;
+        bury(pool, mapping->segment, dead);
     }
 }
 
@@ -278,11 +309,14 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
     struct gp__reaped reaped;
     size_t bytes = 0, count = 0;
     gp_status status = gp__reap(&pool->timeline, list, mode, interrupt, &reaped, error);
+    struct gp__segment *dead = NULL;
     gp__mutex_lock(&pool->lock);
-    note_unmapped(pool, reaped.unmapped);
-    note_abandoned(pool, reaped.abandoned);
+    note_unmapped(pool, reaped.unmapped, &dead);
+    note_abandoned(pool, reaped.abandoned, &dead);
     note_kept(pool, reaped.kept);
+    pthread_cond_broadcast(&pool->changed); /* a commit may wait for these addresses */
     gp__mutex_unlock(&pool->lock);
+    gp__range_free_segments(pool, dead);
     drop_abandoned(reaped.abandoned);
     while (reaped.unmapped != NULL) {
         struct gp__retired *item = reaped.unmapped;
@@ -387,9 +421,12 @@ uint64_t gp__pool_service(void *context)
     gp_pool *pool = context;
     if (gp__is_exiting())
         return UINT64_MAX;
-    if (__atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE))
-        return gp__pool_close_orphan(pool);
     gp__mutex_lock(&pool->lock);
+    bool let_go = pool->finishing || __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+    if (let_go) {
+        gp__mutex_unlock(&pool->lock);
+        return gp__orphan_service(pool);
+    }
     struct work work = take_work(pool);
     gp__mutex_unlock(&pool->lock);
     record_and_poll(pool, &work);

@@ -7,6 +7,14 @@
 
 #include "../backing/memory.h"
 
+/* How much all default reservations of the process may come to, and the least that one asks for. An x86-64
+ * process has 128 TiB of addresses; CUDA's driver gave 127 TiB of them away on an H200, 282 GiB at a time. */
+#define DEFAULT_TOTAL (UINT64_C(16) << 40)
+#define DEFAULT_SHARE 8 /* one takes at most this part of what is left */
+#define DEFAULT_LEAST (UINT64_C(256) << 20)
+
+static uint64_t reserved_by_default; /* bytes, in all pools; atomic */
+
 /* Reserves `wanted` bytes, or half as often as it takes, but never less than `needed`. */
 static gp_status reserve(gp_pool *pool, size_t wanted, size_t needed, uintptr_t *va, size_t *bytes,
                          gp_error *error)
@@ -27,15 +35,19 @@ static gp_status reserve(gp_pool *pool, size_t wanted, size_t needed, uintptr_t 
 static struct gp__segment *new_segment(gp_pool *pool, uintptr_t va, size_t bytes)
 {
     struct gp__segment *segment = gp__calloc(1, sizeof *segment);
-    struct gp__page *pages = gp__calloc(bytes / pool->page, sizeof *pages);
+    size_t count = bytes / pool->page;
+    struct gp__page *pages = gp__calloc(count, sizeof *pages);
+    uint64_t *starts = gp__calloc(count / 64 + 1, sizeof *starts);
     struct gp__span *hole = gp__calloc(1, sizeof *hole);
-    if (segment == NULL || pages == NULL || hole == NULL) {
+    if (segment == NULL || pages == NULL || starts == NULL || hole == NULL) {
         gp__free(segment);
         gp__free(pages);
+        gp__free(starts);
         gp__free(hole);
         return NULL;
     }
-    *segment = (struct gp__segment){.va = va, .bytes = bytes, .pages = pages, .first = hole};
+    *segment = (struct gp__segment){
+        .va = va, .bytes = bytes, .pages = pages, .starts = starts, .first = hole};
     return segment;
 }
 
@@ -65,16 +77,44 @@ static gp_status no_addresses(const gp_pool *pool, size_t needed, size_t left, g
                         pool->name, needed, left, pool->address_space);
 }
 
+gp_status gp__segment_reserve(gp_pool *pool, size_t bytes, struct gp__segment **out,
+                              gp_error *error)
+{
+    gp_status status = reserve_segment(pool, bytes, bytes, out, error);
+    if (status == GP_ERR_ADDRESS_SPACE)
+        return gp_error_set(error, status,
+                            "the device has no run of %zu bytes of addresses left for a range of "
+                            "pool '%s'; this is about addresses, not memory: ask for a smaller "
+                            "maximum, or close ranges and pools",
+                            bytes, pool->name);
+    return status;
+}
+
+/* How much of what the pool may still reserve it should: everything when its user named a figure. */
+static size_t wanted_addresses(const gp_pool *pool, size_t needed, size_t left)
+{
+    if (!pool->default_addresses)
+        return left;
+    uint64_t reserved = __atomic_load_n(&reserved_by_default, __ATOMIC_RELAXED);
+    uint64_t share = reserved < DEFAULT_TOTAL ? (DEFAULT_TOTAL - reserved) / DEFAULT_SHARE : 0;
+    if (share < DEFAULT_LEAST)
+        share = DEFAULT_LEAST;
+    if (share < needed)
+        share = needed;
+    return share < left ? gp__round_up(share, pool->page) : left;
+}
+
 gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error)
 {
     size_t needed = gp__round_up(bytes, pool->page);
-    size_t left = pool->address_space - pool->address_bytes;
+    size_t left = pool->address_space - pool->block_address_bytes;
     if (needed > left)
         return no_addresses(pool, needed, left, error);
     struct gp__segment *segment = NULL;
     pool->reserving = true;
     gp__mutex_unlock(&pool->lock);
-    gp_status status = reserve_segment(pool, left, needed, &segment, error);
+    gp_status status =
+        reserve_segment(pool, wanted_addresses(pool, needed, left), needed, &segment, error);
     gp__mutex_lock(&pool->lock);
     pool->reserving = false;
     pthread_cond_broadcast(&pool->changed);
@@ -83,6 +123,10 @@ gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error)
     segment->next = pool->segments;
     pool->segments = segment;
     pool->address_bytes += segment->bytes;
+    pool->block_address_bytes += segment->bytes;
+    segment->by_default = pool->default_addresses;
+    if (segment->by_default)
+        __atomic_add_fetch(&reserved_by_default, segment->bytes, __ATOMIC_RELAXED);
     gp__span_start(pool, segment);
     return GP_OK;
 }
@@ -101,7 +145,10 @@ static size_t drop_segment(gp_pool *pool, struct gp__segment *segment)
         (device->driver->free_address(device, segment->va, segment->bytes, NULL) == GP_OK ||
          device->driver->free_address(device, segment->va, segment->bytes, NULL) == GP_OK);
     size_t bytes = freed ? segment->bytes : 0;
+    if (freed && segment->by_default)
+        __atomic_sub_fetch(&reserved_by_default, bytes, __ATOMIC_RELAXED);
     gp__free(segment->pages);
+    gp__free(segment->starts);
     gp__free(segment);
     return bytes;
 }
@@ -133,12 +180,14 @@ static void set_pages(gp_pool *pool, const struct gp__mapping *where, struct gp_
 void gp__mapping_enter(gp_pool *pool, struct gp__mapping *mapping)
 {
     set_pages(pool, mapping, mapping);
+    mapping->segment->mapped_bytes += mapping->retired.bytes;
     gp__mapping_idle_add(pool, mapping);
 }
 
 void gp__mapping_erase(gp_pool *pool, struct gp__mapping *mapping)
 {
     set_pages(pool, mapping, NULL);
+    mapping->segment->mapped_bytes -= mapping->retired.bytes;
 }
 
 void gp__mapping_idle_add(gp_pool *pool, struct gp__mapping *mapping)
@@ -166,15 +215,19 @@ void gp__mapping_idle_remove(gp_pool *pool, struct gp__mapping *mapping)
     pool->idle_bytes -= mapping->retired.bytes;
 }
 
-void gp__mapping_count(gp_pool *pool, const struct gp__span *span, int change)
+void gp__mapping_count(gp_pool *pool, const struct gp__segment *segment, uintptr_t va, size_t bytes,
+                       bool live)
 {
-    uintptr_t end = span->va + span->bytes;
-    for (uintptr_t va = span->va; va < end;) {
-        struct gp__mapping *mapping = gp__mapping_at(pool, span->segment, va);
-        if (change > 0 && mapping->live++ == 0)
+    uintptr_t end = va + bytes;
+    while (va < end) {
+        struct gp__mapping *mapping = gp__mapping_at(pool, segment, va);
+        uintptr_t stop = mapping->retired.va + mapping->retired.bytes;
+        size_t part = (stop < end ? stop : end) - va;
+        if (live && mapping->live == 0)
             gp__mapping_idle_remove(pool, mapping);
-        if (change < 0 && --mapping->live == 0)
+        mapping->live = live ? mapping->live + part : mapping->live - part;
+        if (mapping->live == 0)
             gp__mapping_idle_add(pool, mapping);
-        va = mapping->retired.va + mapping->retired.bytes;
+        va += part;
     }
 }

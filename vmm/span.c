@@ -42,26 +42,47 @@ void gp__span_drop(gp_pool *pool, struct gp__span *span)
 
 /* ---- which span starts where ---- */
 
-static struct gp__page *page_of(const gp_pool *pool, const struct gp__span *span)
+static size_t page_of(const gp_pool *pool, const struct gp__span *span)
 {
-    return &span->segment->pages[(span->va - span->segment->va) / pool->page];
+    return (span->va - span->segment->va) / pool->page;
+}
+
+static void set_start(struct gp__segment *segment, size_t page, struct gp__span *span)
+{
+    uint64_t bit = UINT64_C(1) << (page % 64);
+    segment->pages[page].first = span;
+    if (span != NULL)
+        segment->starts[page / 64] |= bit;
+    else
+        segment->starts[page / 64] &= ~bit;
 }
 
 static void note_start(const gp_pool *pool, struct gp__span *span)
 {
-    struct gp__page *page = page_of(pool, span);
-    if (page->first == NULL || page->first->va > span->va)
-        page->first = span;
+    size_t page = page_of(pool, span);
+    const struct gp__span *first = span->segment->pages[page].first;
+    if (first == NULL || first->va > span->va)
+        set_start(span->segment, page, span);
 }
 
 /* Call while the span is still linked. */
 static void forget_start(const gp_pool *pool, const struct gp__span *span)
 {
-    struct gp__page *page = page_of(pool, span);
-    if (page->first != span)
+    size_t page = page_of(pool, span);
+    if (span->segment->pages[page].first != span)
         return;
     struct gp__span *next = span->next;
-    page->first = next != NULL && page_of(pool, next) == page ? next : NULL;
+    set_start(span->segment, page, next != NULL && page_of(pool, next) == page ? next : NULL);
+}
+
+/* The last page up to this one in which a span starts; one does in page 0. */
+static size_t last_start(const struct gp__segment *segment, size_t page)
+{
+    size_t word = page / 64;
+    uint64_t bits = segment->starts[word] & (~UINT64_C(0) >> (63 - page % 64));
+    while (bits == 0)
+        bits = segment->starts[--word];
+    return word * 64 + 63 - (size_t)__builtin_clzll(bits);
 }
 
 void gp__span_start(gp_pool *pool, struct gp__segment *segment)
@@ -75,9 +96,9 @@ void gp__span_start(gp_pool *pool, struct gp__segment *segment)
 
 struct gp__span *gp__span_at(const gp_pool *pool, struct gp__segment *segment, uintptr_t va)
 {
-    size_t page = (va - segment->va) / pool->page;
-    while (segment->pages[page].first == NULL || segment->pages[page].first->va > va)
-        page--; /* the first span starts in page 0 */
+    size_t page = last_start(segment, (va - segment->va) / pool->page);
+    if (segment->pages[page].first->va > va)
+        page = last_start(segment, page - 1);
     struct gp__span *span = segment->pages[page].first;
     while (span->next != NULL && span->next->va <= va)
         span = span->next;
@@ -91,6 +112,7 @@ struct gp__span *gp__span_cut(gp_pool *pool, struct gp__span *span, uintptr_t va
     rest->state = span->state;
     rest->was_hole = span->was_hole;
     rest->owners = span->owners;
+    rest->arena = span->arena;
     rest->va = va;
     rest->bytes = span->bytes - (va - span->va);
     rest->previous = span;
@@ -156,6 +178,8 @@ static void dequeue(struct gp__bin *bin, struct gp__span *span)
 
 void gp__span_file(gp_pool *pool, struct gp__span *span)
 {
+    if (span->segment->range != NULL)
+        return;
     span->node.bytes = span->bytes;
     span->node.va = span->va;
     if (span->state == GP_SPAN_HOLE) {
@@ -170,6 +194,8 @@ void gp__span_file(gp_pool *pool, struct gp__span *span)
 
 void gp__span_unfile(gp_pool *pool, struct gp__span *span)
 {
+    if (span->segment->range != NULL)
+        return;
     if (span->state == GP_SPAN_HOLE) {
         gp__tree_remove(&pool->holes, &span->node);
         return;
@@ -242,16 +268,16 @@ struct gp__span *gp__span_hole(gp_pool *pool, struct gp__span *span)
 
 /* ---- finding ---- */
 
-bool gp__span_is_usable(const gp_pool *pool, const struct gp__span *span, const gp_stream *stream)
+bool gp__span_is_usable(const gp_pool *pool, struct gp__owners owners, const gp_stream *stream)
 {
-    return span->owners.slots == 0 ||
-           gp__timeline_is_sole(&pool->timeline, span->owners.slots, stream);
+    return owners.slots == 0 ||
+           (stream != NULL && gp__timeline_is_sole(&pool->timeline, owners.slots, stream));
 }
 
 struct gp__span *gp__span_find(gp_pool *pool, size_t bytes, const gp_stream *stream)
 {
     struct gp__tree_node *best = gp__tree_at_least(&pool->bins[GP__BIN_PASSED].tree, bytes, 0);
-    if (stream->slot != GP__SLOT_NONE &&
+    if (stream != NULL && stream->slot != GP__SLOT_NONE &&
         gp__timeline_is_sole(&pool->timeline, UINT64_C(1) << stream->slot, stream)) {
         struct gp__tree_node *own = gp__tree_at_least(&pool->bins[stream->slot].tree, bytes, 0);
         if (own != NULL && (best == NULL || own->bytes <= best->bytes))
@@ -284,6 +310,7 @@ static struct gp__span *take_changed(gp_pool *pool, int number)
 void gp__span_settle(gp_pool *pool)
 {
     gp__timeline_poll(&pool->timeline);
+    gp__arenas_sweep(pool);
     if (pool->settled == pool->timeline.passes)
         return;
     pool->settled = pool->timeline.passes;

@@ -4,6 +4,8 @@
  */
 #include "pool.h"
 
+#include <stdlib.h>
+
 #include "../backing/memory.h"
 
 void gp_pool_get_stats(gp_pool *pool, gp_pool_stats *out)
@@ -44,28 +46,42 @@ void gp_pool_reset_peak_stats(gp_pool *pool)
 
 /* ---- snapshots ----------------------------------------------------------------------------- */
 
-static void count(const gp_pool *pool, size_t *spans, size_t *chunks)
+static size_t count_spans(const struct gp__segment *segment)
 {
-    *spans = 0;
-    *chunks = (size_t)pool->chunk_count;
+    size_t spans = 0;
+    for (const struct gp__span *span = segment->first; span != NULL; span = span->next)
+        spans++;
+    return spans;
+}
+
+static void count(const gp_pool *pool, size_t *segments, size_t *spans)
+{
     for (const struct gp__segment *segment = pool->segments; segment != NULL;
          segment = segment->next) {
-        for (const struct gp__span *span = segment->first; span != NULL; span = span->next)
-            (*spans)++;
+        (*segments)++;
+        *spans += count_spans(segment);
+    }
+    for (const gp_range *range = pool->ranges; range != NULL; range = range->next) {
+        (*segments)++;
+        *spans += count_spans(range->segment);
     }
 }
 
 static gp_span_info describe_span(const gp_pool *pool, const struct gp__span *span)
 {
-    uint64_t owners = span->state == GP_SPAN_FREE
-                          ? gp__timeline_remaining(&pool->timeline, span->owners).slots
-                          : span->owners.slots;
+    bool stamped = span->state == GP_SPAN_FREE || span->state == GP_SPAN_HELD;
+    const gp_range *range = span->segment->range;
+    uint64_t owners =
+        stamped ? gp__timeline_remaining(&pool->timeline, span->owners).slots : span->owners.slots;
+    if (range != NULL && span->state == GP_SPAN_USED)
+        owners = range->slots;
     return (gp_span_info){.address = span->va,
                           .bytes = span->bytes,
                           .state = span->state,
                           .stream_id = span->stream != NULL ? span->stream->key.id : 0,
                           .owner_count = (unsigned)__builtin_popcountll(owners),
-                          .segment_start = span->previous == NULL};
+                          .segment_start = span->previous == NULL,
+                          .in_range = range != NULL};
 }
 
 static size_t describe_chunks(const gp_pool *pool, const struct gp__segment *segment,
@@ -90,45 +106,48 @@ static size_t describe_chunks(const gp_pool *pool, const struct gp__segment *seg
     return number;
 }
 
-/* The segment with the lowest address above `after`: snapshots are in address order. */
-static const struct gp__segment *next_segment(const gp_pool *pool, uintptr_t after)
+static int by_address(const void *a, const void *b)
 {
-    const struct gp__segment *best = NULL;
-    for (const struct gp__segment *segment = pool->segments; segment != NULL;
-         segment = segment->next) {
-        if (segment->va > after && (best == NULL || segment->va < best->va))
-            best = segment;
-    }
-    return best;
+    const struct gp__segment *const *x = a, *const *y = b;
+    return (*x)->va < (*y)->va ? -1 : (*x)->va > (*y)->va;
 }
 
-static void fill(const gp_pool *pool, gp_pool_snapshot *out)
+static void fill(const gp_pool *pool, const struct gp__segment **order, gp_pool_snapshot *out)
 {
-    const struct gp__segment *segment = next_segment(pool, 0);
-    for (; segment != NULL; segment = next_segment(pool, segment->va)) {
-        for (const struct gp__span *span = segment->first; span != NULL; span = span->next)
+    size_t segments = 0;
+    for (const struct gp__segment *segment = pool->segments; segment != NULL;
+         segment = segment->next)
+        order[segments++] = segment;
+    for (const gp_range *range = pool->ranges; range != NULL; range = range->next)
+        order[segments++] = range->segment;
+    qsort(order, segments, sizeof *order, by_address);
+    for (size_t i = 0; i < segments; i++) {
+        for (const struct gp__span *span = order[i]->first; span != NULL; span = span->next)
             out->spans[out->span_count++] = describe_span(pool, span);
-        out->chunk_count += describe_chunks(pool, segment, out->chunks + out->chunk_count);
+        out->chunk_count += describe_chunks(pool, order[i], out->chunks + out->chunk_count);
     }
 }
 
 gp_status gp_pool_take_snapshot(gp_pool *pool, gp_pool_snapshot *out, gp_error *error)
 {
-    size_t spans, chunks;
+    size_t segments = 0, spans = 0;
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK)
         return status;
     gp__mutex_lock(&pool->lock);
-    count(pool, &spans, &chunks);
+    count(pool, &segments, &spans);
+    size_t chunks = (size_t)pool->chunk_count;
+    const struct gp__segment **order = gp__calloc(segments + 1, sizeof(struct gp__segment *));
     gp_pool_snapshot made = {gp__calloc(spans + 1, sizeof(gp_span_info)), 0,
                              gp__calloc(chunks + 1, sizeof(gp_chunk_info)), 0};
-    if (made.spans != NULL && made.chunks != NULL)
-        fill(pool, &made);
+    if (order != NULL && made.spans != NULL && made.chunks != NULL)
+        fill(pool, order, &made);
     else
         status = gp_error_set(error, GP_ERR_HOST_MEMORY,
                               "no host memory for a snapshot of %zu spans and %zu chunks", spans,
                               chunks);
     gp__mutex_unlock(&pool->lock);
+    gp__free(order);
     if (status == GP_OK)
         *out = made;
     else

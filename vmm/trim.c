@@ -18,7 +18,7 @@ static gp_status wait_deliveries(gp_pool *pool, gp_error *error)
 {
     gp_status status = GP_OK;
     while (pool->deliveries > 0 && status == GP_OK)
-        status = gp__pool_sleep(pool, error);
+        status = gp__pool_sleep(pool, &pool->interrupt, error);
     return status;
 }
 
@@ -85,12 +85,11 @@ gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, 
     if (status == GP_OK) {
         set_retiring = gp__retire(pool, SIZE_MAX, trim_most(pool, min_bytes_to_keep),
                                   wait ? GP__RETIRE_ALL : GP__RETIRE_SEEN, &list);
-        gp__retiring_take(pool, &list);
         if (wait) {
+            gp__retiring_take(pool, &list);
             gp__retire_hold(pool, list);
         } else {
-            pool->retiring = list;
-            pool->service_delay = 0;
+            gp__retiring_add(pool, list);
         }
     }
     gp__mutex_unlock(&pool->lock);
@@ -100,6 +99,8 @@ gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, 
         status = finish_all(pool, list, &returned, error);
     else
         gp__pool_kick(pool);
+    if (wait)
+        gp__orphans_close(pool->device, &pool->interrupt);
     if (status == GP_OK && released != NULL)
         *released = wait ? returned : set_retiring;
     return status;
@@ -120,7 +121,9 @@ gp_status gp_pool_drain(gp_pool *pool, gp_error *error)
     gp__retiring_take(pool, &list);
     gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
-    return finish_all(pool, list, &returned, error);
+    status = finish_all(pool, list, &returned, error);
+    gp__orphans_close(pool->device, &pool->interrupt);
+    return status;
 }
 
 gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out, gp_error *error)

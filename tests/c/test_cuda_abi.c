@@ -41,6 +41,9 @@ SAME_TYPE(gp__cu_get_proc_address, PFN_cuGetProcAddress_v11030);
 SAME_SIZE(gp__cu_context, CUcontext);
 SAME_SIZE(gp__cu_stream, CUstream);
 SAME_SIZE(gp__cu_event, CUevent);
+SAME_SIZE(gp__cu_graph, CUgraph);
+SAME_SIZE(gp__cu_node, CUgraphNode);
+SAME_SIZE(gp__cu_user_object, CUuserObject);
 
 SAME_SIZE(gp__cu_location, CUmemLocation);
 SAME_FIELD(gp__cu_location, CUmemLocation, type);
@@ -65,11 +68,14 @@ SAME_FIELD(gp__cu_access, CUmemAccessDesc, flags);
 
 /* Our own structs and handles were held against theirs above. Under their names our parameter lists
  * must spell the very types that NVIDIA publishes for that version of the function. */
-#define gp__cu_context    CUcontext
-#define gp__cu_stream     CUstream
-#define gp__cu_event      CUevent
-#define gp__cu_allocation CUmemAllocationProp
-#define gp__cu_access     CUmemAccessDesc
+#define gp__cu_context     CUcontext
+#define gp__cu_stream      CUstream
+#define gp__cu_event       CUevent
+#define gp__cu_graph       CUgraph
+#define gp__cu_node        CUgraphNode
+#define gp__cu_user_object CUuserObject
+#define gp__cu_allocation  CUmemAllocationProp
+#define gp__cu_access      CUmemAccessDesc
 
 #define SAME_FUNCTION(name, version, need, parameters)                                             \
     _Static_assert(                                                                                \

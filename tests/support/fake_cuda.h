@@ -10,6 +10,7 @@
  *   version, devices, vmm, host_numa, host_node   what the driver says of itself
  *   busy           1: recorded events have not completed
  *   capture        CUstreamCaptureStatus of every stream
+ *   capture_id     the id of the one capture there is
  *   reused         added to the id of every stream: its handle now names another one
  */
 #ifndef FAKE_CUDA_H
@@ -21,5 +22,9 @@ typedef void (*fake_cuda_set_function)(const char *name, long value);
 typedef unsigned long (*fake_cuda_calls_function)(const char *name);
 /* The arguments of the latest call of the function, such as "size=4096", or "". */
 typedef const char *(*fake_cuda_last_function)(const char *name);
+/* Destroys the user objects that the captured graph holds, on another thread; how many. */
+typedef unsigned long (*fake_cuda_drop_graph_function)(void);
+/* User objects not destroyed yet. */
+typedef unsigned long (*fake_cuda_user_objects_function)(void);
 
 #endif

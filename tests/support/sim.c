@@ -31,6 +31,11 @@ const struct gp__driver gp__sim_driver = {
     .event_record_context = gp__sim_event_record_context,
     .event_query = gp__sim_event_query,
     .event_wait = gp__sim_event_wait,
+    .copy = gp__sim_copy,
+    .fill = gp__sim_fill,
+    .stream_wait = gp__sim_stream_wait,
+    .capture_id = gp__sim_capture_id,
+    .capture_keep = gp__sim_capture_keep,
     .enter = gp__sim_enter,
     .leave = gp__sim_leave,
 };
@@ -139,6 +144,7 @@ void gp__sim_destroy(gp__sim *sim)
         sim->events = event->next;
         free(event);
     }
+    gp__sim_free_graphs(sim);
     gp__mutex_destroy(&sim->mutex);
     free(sim->reservations);
     free(sim->memories);
@@ -195,6 +201,10 @@ static const char *code_name(int code)
         return "CUDA_ERROR_NOT_SUPPORTED";
     case GP__SIM_CAPTURE_UNSUPPORTED:
         return "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+    case GP__SIM_CAPTURE_INVALIDATED:
+        return "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
+    case GP__SIM_CAPTURE_ISOLATION:
+        return "CUDA_ERROR_STREAM_CAPTURE_ISOLATION";
     case GP__SIM_CAPTURE_IMPLICIT:
         return "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT";
     case GP__SIM_CAPTURED_EVENT:
@@ -270,15 +280,20 @@ void gp__sim_print_latest(const gp__sim *sim)
         fprintf(stderr, "sim:   %s\n", sim->ring[i % GP__SIM_RING]);
 }
 
-static void report(struct gp__sim_call *call)
+/* Counts the violation. The handler to call once the lock is dropped; NULL for the default. */
+static gp__sim_violation_handler note_violation(struct gp__sim_call *call)
 {
     gp__sim *sim = call->sim;
-    gp__sim_violation_handler handler = sim->handler;
 
     sim->violations++;
     memcpy(sim->violation, call->violation, sizeof sim->violation);
-    if (!call->forked)
-        gp__mutex_unlock(&sim->mutex);
+    return sim->handler;
+}
+
+static void report(struct gp__sim_call *call, gp__sim_violation_handler handler)
+{
+    gp__sim *sim = call->sim;
+
     if (handler != NULL) {
         handler(sim->handler_context, call->violation);
         return;
@@ -291,17 +306,24 @@ static void report(struct gp__sim_call *call)
 gp_status gp__sim_end(struct gp__sim_call *call, gp_status status, int code, uintptr_t va,
                       size_t size)
 {
+    gp__sim_violation_handler handler = NULL;
+    struct gp__sim_keep *gone = NULL;
+
     if (call->kind != NULL && status != GP_OK && status != GP_NOT_READY)
         gp__driver_error(call->error, status, call->kind->name, code, code_name(code), va, size);
     if (!call->forked) {
         gp__sim_note(call, "%s%s%s", call->kind == NULL ? "" : " -> ",
                      call->kind == NULL ? "" : code_name(code), call->fault ? " (fault)" : "");
         gp__sim_log(call->sim, call->text, call->kind != NULL);
+        gone = gp__sim_take_gone(call->sim);
     }
     if (call->violated)
-        report(call);
-    else if (!call->forked)
+        handler = note_violation(call);
+    if (!call->forked)
         gp__mutex_unlock(&call->sim->mutex);
+    gp__sim_tell_gone(gone);
+    if (call->violated)
+        report(call, handler);
     return status;
 }
 
@@ -351,6 +373,7 @@ void gp__sim_get_ledger(const gp__sim *sim, struct gp__sim_ledger *out)
         .mapping_count = sim->mapping_count,
         .mapped_bytes = sim->mapped_bytes,
         .event_count = sim->event_count,
+        .keep_count = sim->keep_count,
         .entered = sim->entered,
         .calls = sim->calls,
     };

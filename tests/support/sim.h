@@ -7,7 +7,8 @@
  *
  * LEDGER      reservations; chunks with their creation reference and mappings; access for each
  *             mapping; streams with pending work that names the addresses it touches; events;
- *             captures. A chunk's memory lives while it is unreleased or mapped.
+ *             captures and the graphs they become. A chunk's memory lives while it is unreleased or
+ *             mapped.
  * VIOLATIONS  unmap, or free of addresses, under pending work; work launched on addresses that are
  *             not mapped with access, and work completing on addresses that were unmapped since;
  *             map, release or query of a junk or released handle; use of a destroyed stream; unmap of
@@ -15,13 +16,25 @@
  *             partial free of a reservation; free of addresses with mappings left; record in a
  *             capturing stream, or of a stream whose handle names another stream by now; query, wait or context-wide record that invalidates a capture
  *             (outside relaxed mode, or always for an implicit one); record on a thread-bound stream
- *             from another thread; record, query or wait outside enter; any call in a forked child;
+ *             from another thread; record, query, wait, copy, fill or a question about a capture
+ *             outside enter; a copy or fill of addresses that are not mapped with access; a stream that
+ *             waits while it captures, or for an event of a capture; copy, fill or stream wait on the
+ *             legacy stream beside a blocking capture; launch of a destroyed graph, or of one whose
+ *             addresses are not mapped with access; any call in a forked child;
  *             unbalanced enter and leave; destroying an event twice. A call that may block under a
  *             growpool lock is reported by the witness of lock.h instead.
  *             Where the real driver returns an error instead of crashing the call also returns that
  *             error, so error paths can be seen with the handler set to counting.
  * WORK        completes in order on each stream, only through gp__sim_complete*(), or, in
- *             GP__SIM_WAIT_COMPLETES mode, when growpool waits for an event that needs it.
+ *             GP__SIM_WAIT_COMPLETES mode, when growpool waits for an event that needs it. Copies and
+ *             fills are work; addresses outside of the device's (host memory) are not looked at. A
+ *             wait in a stream completes when its event has.
+ * GRAPHS      what is enqueued while a stream captures becomes part of a graph; each launch of the
+ *             graph is one item of work on all of its addresses. gone() of capture_keep runs once, on
+ *             the thread whose call let the graph go and never under the simulator's lock: when the
+ *             graph was destroyed and no launch of it is pending, when an invalidated capture ends, or
+ *             when a stream that began a capture is destroyed. Not for graphs that are left when the
+ *             simulator is destroyed.
  * FAULTS      the n-th table call from now fails, once or for ever, with a status that is legal for
  *             that call. enter, leave, event_destroy and the pure queries that cannot fail on hardware
  *             (stream_capturing, event_query) are counted and made to fail as well where their
@@ -73,7 +86,8 @@ uintptr_t gp__sim_stream_create(gp__sim *sim, unsigned flags);
 void gp__sim_stream_destroy(gp__sim *sim, uintptr_t handle);
 /* Enqueues work that reads and writes [va, va + bytes). Handle 0, 1: legacy; 2: this thread's. */
 void gp__sim_launch(gp__sim *sim, uintptr_t handle, uintptr_t va, size_t bytes);
-/* Completes the oldest `count` items (work or event records) of the stream; returns how many. */
+/* Completes the oldest `count` items (work, event records or waits) of the stream, up to a wait whose
+ * event has not completed; returns how many. */
 size_t gp__sim_complete(gp__sim *sim, uintptr_t handle, size_t count);
 void gp__sim_complete_all(gp__sim *sim);
 size_t gp__sim_pending(const gp__sim *sim, uintptr_t handle);
@@ -96,8 +110,20 @@ enum gp__sim_capture_mode {
     GP__SIM_CAPTURE_RELAXED
 };
 void gp__sim_capture_begin(gp__sim *sim, uintptr_t handle, enum gp__sim_capture_mode mode);
-/* True when the capture is still valid. */
+/* Makes the stream part of the capture that of_handle is part of. */
+void gp__sim_capture_join(gp__sim *sim, uintptr_t handle, uintptr_t of_handle);
+/* True when the capture is still valid. The graph is destroyed at once. */
 bool gp__sim_capture_end(gp__sim *sim, uintptr_t handle);
+
+/* A captured graph, with the executables made of it. */
+typedef struct gp__sim_graph gp__sim_graph;
+/* Ends the capture on the stream where it began, and for all that joined it as if they had been
+ * joined back. The graph, for gp__sim_graph_destroy(); NULL when the capture was invalidated. */
+gp__sim_graph *gp__sim_capture_end_graph(gp__sim *sim, uintptr_t handle);
+/* Enqueues one item that touches every address in the graph. */
+void gp__sim_graph_launch(gp__sim *sim, gp__sim_graph *graph, uintptr_t handle);
+/* Pending launches still run. */
+void gp__sim_graph_destroy(gp__sim *sim, gp__sim_graph *graph);
 
 /* A sticky error: streams can no longer be resolved, pending work is gone, nothing captures, and events
  * have passed, those recorded later too. Memory calls go on working. */
@@ -126,6 +152,7 @@ struct gp__sim_ledger {
     size_t unreleased_count;
     size_t mapping_count, mapped_bytes;
     size_t event_count;
+    size_t keep_count; /* capture_keep() calls whose gone() did not run yet */
     size_t entered; /* enter() without leave(), all threads */
     uint64_t calls; /* table calls in all */
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The simulated driver's events, the capture rules that their calls must respect, and enter and leave.
+ * The simulated driver's events, and enter and leave.
  * What a call does to a capture follows the measured rules: a query invalidates captures unless the
  * thread is in relaxed mode, a context-wide record always does.
  */
@@ -94,8 +94,7 @@ static bool is_known(const gp__sim *sim, const gp__event *event)
     return known != NULL;
 }
 
-/* True when the event may be used; otherwise notes the violation. */
-static bool check_event(struct gp__sim_call *call, const gp__event *event)
+bool gp__sim_check_event(struct gp__sim_call *call, const gp__event *event)
 {
     if (!is_known(call->sim, event))
         gp__sim_violate(call, "not an event of this device");
@@ -119,7 +118,7 @@ void gp__sim_event_destroy(gp_device *device, gp__event *event)
     gp__sim *sim = device->state;
 
     if (gp__sim_begin(&call, sim, &kinds[DESTROY], NULL, "event_destroy") &&
-        check_event(&call, event)) {
+        gp__sim_check_event(&call, event)) {
         for (struct gp__sim_stream *stream = sim->streams; stream != NULL; stream = stream->next)
             forget_event(stream, event);
         event->destroyed = true;
@@ -128,35 +127,15 @@ void gp__sim_event_destroy(gp_device *device, gp__event *event)
     gp__sim_end_ok(&call);
 }
 
-static void require_entered(struct gp__sim_call *call)
+void gp__sim_require_entered(struct gp__sim_call *call)
 {
     if (mode.depth == 0)
         gp__sim_violate(call, "outside enter()");
 }
 
-/* Ends every capture that a query by this thread would end; always, with `in_any_mode`. */
-static bool invalidate(gp__sim *sim, bool in_any_mode)
+static void begin_record(gp__sim *sim, gp__event *event)
 {
-    bool hit = false;
-
-    for (struct gp__sim_stream *stream = sim->streams; stream != NULL; stream = stream->next) {
-        struct gp__sim_capture *capture = &stream->capture;
-        bool own = capture->thread == gp__sim_thread();
-        bool affected = in_any_mode ||
-                        (!mode.relaxed && (capture->mode == GP__SIM_CAPTURE_GLOBAL ||
-                                           (own && capture->mode == GP__SIM_CAPTURE_THREAD_LOCAL)));
-
-        if (!capture->active || !affected)
-            continue;
-        capture->valid = false;
-        hit = true;
-    }
-    return hit;
-}
-
-static void begin_record(gp__event *event)
-{
-    event->record++;
+    event->record = ++sim->record_count;
     event->outstanding = 0;
     event->captured = false;
 }
@@ -169,16 +148,18 @@ static void enqueue_record(struct gp__sim_stream *stream, gp__event *event)
     event->outstanding++;
 }
 
-/* What is wrong with recording on this stream, apart from captures. The driver goes by the handle. */
-static void check_recordable(struct gp__sim_call *call, const struct gp__sim_stream *stream,
-                             const struct gp__stream_key *key)
+/* The driver goes by the handle. The key of a stream that was resolved while it captured has no id. */
+void gp__sim_check_stream(struct gp__sim_call *call, const struct gp__sim_stream *stream,
+                          const struct gp__stream_key *key)
 {
-    require_entered(call);
+    gp__sim_require_entered(call);
     if (stream == NULL)
         gp__sim_violate(call, "a destroyed stream");
-    else if (stream->id != key->id && stream->thread != 0)
+    else if (key->id == 0 || stream->id == key->id)
+        return;
+    else if (stream->thread != 0)
         gp__sim_violate(call, "a stream bound to another thread");
-    else if (stream->id != key->id)
+    else
         gp__sim_violate(call, "the handle names stream id %llu by now",
                         (unsigned long long)stream->id);
 }
@@ -193,25 +174,20 @@ gp_status gp__sim_event_record(gp_device *device, gp__event *event,
     if (!gp__sim_begin(&call, sim, &kinds[RECORD], error, "event_record handle=0x%zx id=%llu",
                        (size_t)key->handle, (unsigned long long)key->id))
         return gp__sim_decided(&call);
-    if (!check_event(&call, event))
+    if (!gp__sim_check_event(&call, event))
         return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_INVALID_HANDLE, 0, 0);
     if (sim->dead) {
-        begin_record(event); /* nothing can still run: it has passed */
+        begin_record(sim, event); /* nothing can still run: it has passed */
         return gp__sim_end_ok(&call);
     }
     stream = gp__sim_find(sim, key->handle);
-    check_recordable(&call, stream, key);
+    gp__sim_check_stream(&call, stream, key);
     if (stream == NULL)
         return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_INVALID_HANDLE, 0, 0);
-    if (gp__sim_is_implicit(sim, stream)) {
-        for (struct gp__sim_stream *other = sim->streams; other != NULL; other = other->next)
-            if (other->flags & GP__SIM_STREAM_BLOCKING)
-                other->capture.valid = false;
-        gp__sim_violate(&call, "the legacy stream, beside a blocking stream that captures");
+    if (gp__sim_hits_implicit(&call, stream))
         return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_CAPTURE_IMPLICIT, 0, 0);
-    }
-    begin_record(event);
-    if (stream->capture.active) {
+    begin_record(sim, event);
+    if (stream->capture != NULL) {
         gp__sim_violate(&call, "a stream that captures");
         event->captured = true;
     } else {
@@ -227,18 +203,18 @@ gp_status gp__sim_event_record_context(gp_device *device, gp__event *event, gp_e
 
     if (!gp__sim_begin(&call, sim, &kinds[RECORD_CONTEXT], error, "event_record_context"))
         return gp__sim_decided(&call);
-    if (!check_event(&call, event))
+    if (!gp__sim_check_event(&call, event))
         return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_INVALID_HANDLE, 0, 0);
     if (sim->dead) {
-        begin_record(event); /* nothing can still run: it has passed */
+        begin_record(sim, event); /* nothing can still run: it has passed */
         return gp__sim_end_ok(&call);
     }
-    require_entered(&call);
-    if (invalidate(sim, true)) {
+    gp__sim_require_entered(&call);
+    if (gp__sim_invalidate(sim, true)) {
         gp__sim_violate(&call, "invalidates a capture of the context");
         return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_CAPTURE_UNSUPPORTED, 0, 0);
     }
-    begin_record(event);
+    begin_record(sim, event);
     for (struct gp__sim_stream *stream = sim->streams; stream != NULL; stream = stream->next)
         if (stream->first != NULL)
             enqueue_record(stream, event);
@@ -251,19 +227,19 @@ gp_status gp__sim_event_record_context(gp_device *device, gp__event *event, gp_e
 static gp_status check_query(struct gp__sim_call *call, const gp__event *event, int *code)
 {
     *code = GP__SIM_INVALID_HANDLE;
-    if (!check_event(call, event))
+    if (!gp__sim_check_event(call, event))
         return GP_ERR_DRIVER;
     if (event->captured) {
         gp__sim_violate(call, "an event that was recorded into a capture");
         *code = GP__SIM_CAPTURED_EVENT;
         return GP_ERR_DRIVER;
     }
-    if (invalidate(call->sim, false)) {
+    if (gp__sim_invalidate(call->sim, false)) {
         gp__sim_violate(call, "invalidates a capture: the thread is not in relaxed mode");
         *code = GP__SIM_CAPTURE_UNSUPPORTED;
         return GP_ERR_DRIVER;
     }
-    require_entered(call);
+    gp__sim_require_entered(call);
     return GP_OK;
 }
 
@@ -288,21 +264,16 @@ gp_status gp__sim_event_query(gp_device *device, gp__event *event, gp_error *err
     return end_query(&call, event);
 }
 
-static bool holds_record(const struct gp__sim_stream *stream, const gp__event *event)
-{
-    const struct gp__sim_item *item = stream->first;
-
-    while (item != NULL && (item->event != event || item->record != event->record))
-        item = item->next;
-    return item != NULL;
-}
-
-/* Lets each stream run up to its record of the event and no further. */
-static void run_until(struct gp__sim_call *call, const gp__event *event)
+/* Lets each stream run up to its part of the record and no further; where a stream waits there, so
+ * does what it waits for. The recursion ends: a record that is waited for was made before the wait. */
+static void run_until(struct gp__sim_call *call, uint64_t record)
 {
     for (struct gp__sim_stream *stream = call->sim->streams; stream != NULL; stream = stream->next)
-        while (holds_record(stream, event))
+        while (gp__sim_holds_record(stream, record)) {
+            if (gp__sim_is_blocked(call->sim, stream))
+                run_until(call, stream->first->waits_for);
             gp__sim_pop(call, stream);
+        }
 }
 
 gp_status gp__sim_event_wait(gp_device *device, gp__event *event, uint64_t timeout_ns,
@@ -320,7 +291,7 @@ gp_status gp__sim_event_wait(gp_device *device, gp__event *event, uint64_t timeo
     if (status != GP_OK)
         return gp__sim_end(&call, status, code, 0, 0);
     if (!sim->dead && sim->wait_mode == GP__SIM_WAIT_COMPLETES && event->outstanding > 0)
-        run_until(&call, event);
+        run_until(&call, event->record);
     return end_query(&call, event);
 }
 
@@ -333,20 +304,16 @@ void gp__sim_set_wait_mode(gp__sim *sim, enum gp__sim_wait_mode wait_mode)
 
 void gp__sim_kill_context(gp__sim *sim)
 {
+    struct gp__sim_keep *gone;
+
     gp__mutex_lock(&sim->mutex);
     sim->dead = true;
     for (struct gp__sim_stream *stream = sim->streams; stream != NULL; stream = stream->next) {
-        stream->capture.active = false;
-        while (stream->first != NULL) {
-            struct gp__sim_item *item = stream->first;
-
-            stream->first = item->next;
-            if (item->event != NULL && item->event->record == item->record)
-                item->event->outstanding--;
-            free(item);
-            stream->last = stream->first == NULL ? NULL : stream->last;
-            stream->pending--;
-        }
+        gp__sim_leave_capture(sim, stream);
+        while (stream->first != NULL)
+            gp__sim_drop(sim, stream);
     }
+    gone = gp__sim_take_gone(sim);
     gp__mutex_unlock(&sim->mutex);
+    gp__sim_tell_gone(gone);
 }

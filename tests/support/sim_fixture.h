@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the simulated driver's own tests share: a device with one mapped page, a handler that counts
- * violations, an event on a fresh stream.
+ * violations, an event on a fresh stream, work and captures that must succeed.
  */
 #ifndef GP__SIM_FIXTURE_H
 #define GP__SIM_FIXTURE_H
 
 #include "tests/support/check.h"
 #include "tests/support/sim.h"
+
+#include "backing/lock.h"
 
 #define PAGE (UINT64_C(2) << 20)
 
@@ -105,6 +107,63 @@ static inline void end_events(struct fixture *f, struct event_fixture *e)
     f->driver->leave(f->device, &e->entry);
     f->driver->event_destroy(f->device, e->event);
     expect_none(f);
+}
+
+static inline uint64_t capture_id(struct fixture *f, const struct gp__stream_key *key)
+{
+    uint64_t id = UINT64_MAX;
+
+    CHECK_OK(f->driver->capture_id(f->device, key, &id, &f->error), &f->error);
+    return id;
+}
+
+static inline struct gp__stream_key resolve(struct fixture *f, uintptr_t handle)
+{
+    struct gp__stream_key key;
+
+    CHECK_OK(f->driver->stream_resolve(f->device, handle, &key, &f->error), &f->error);
+    return key;
+}
+
+static inline void fill(struct fixture *f, uintptr_t va, size_t bytes,
+                        const struct gp__stream_key *key)
+{
+    CHECK_OK(f->driver->fill(f->device, va, bytes, 7, key, &f->error), &f->error);
+}
+
+/* What capture_keep is told to call: it counts, and looks whether the simulator is locked. */
+struct told {
+    gp__sim *sim;
+    unsigned count;
+};
+
+static inline void note_gone(void *context)
+{
+    struct told *told = context;
+
+    told->count++;
+    (void)gp__sim_pending_all(told->sim); /* hangs under the simulator's lock */
+    gp__assert_no_lock();
+}
+
+static inline void keep(struct fixture *f, const struct gp__stream_key *key, struct told *told)
+{
+    told->sim = f->sim;
+    CHECK_OK(f->driver->capture_keep(f->device, key, note_gone, told, &f->error), &f->error);
+}
+
+static inline size_t keep_count(struct fixture *f)
+{
+    struct gp__sim_ledger ledger;
+
+    gp__sim_get_ledger(f->sim, &ledger);
+    return ledger.keep_count;
+}
+
+static inline void expect_capture_refusal(struct fixture *f, gp_status got, const char *name)
+{
+    CHECK_STATUS(GP_ERR_CAPTURE, got, &f->error);
+    assert_string_equal(f->error.name, name);
 }
 
 #endif

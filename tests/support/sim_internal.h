@@ -30,6 +30,8 @@ enum gp__sim_code {
     GP__SIM_ILLEGAL_ADDRESS = 700,
     GP__SIM_NOT_SUPPORTED = 801,
     GP__SIM_CAPTURE_UNSUPPORTED = 900,
+    GP__SIM_CAPTURE_INVALIDATED = 901,
+    GP__SIM_CAPTURE_ISOLATION = 905,
     GP__SIM_CAPTURE_IMPLICIT = 906,
     GP__SIM_CAPTURED_EVENT = 907,
     GP__SIM_UNKNOWN = 999
@@ -55,20 +57,43 @@ struct gp__sim_mapping {
     bool accessible;
 };
 
-/* One entry of a stream's queue: work on addresses, or the record of an event. */
-struct gp__sim_item {
-    struct gp__sim_item *next;
-    gp__event *event; /* NULL: work, or an event destroyed meanwhile */
-    uint64_t record; /* which record of the event this is */
+struct gp__sim_range {
     uintptr_t va;
-    size_t bytes; /* 0 for a record */
+    size_t bytes; /* 0: none */
 };
 
-struct gp__sim_capture {
-    bool active;
+/* One entry of a stream's queue: work on addresses, a graph, the record of an event, or a wait. */
+struct gp__sim_item {
+    struct gp__sim_item *next;
+    gp__event *event; /* NULL: no record, or of an event destroyed meanwhile */
+    uint64_t record; /* the number of the record; 0: none */
+    uint64_t waits_for; /* the number of a record that completes first; 0: none */
+    struct gp__sim_graph *graph; /* a launch of it: its addresses count, and not those below */
+    struct gp__sim_range ranges[2];
+};
+
+/* Somebody to be told when a graph is gone. */
+struct gp__sim_keep {
+    void (*gone)(void *context);
+    void *context;
+    struct gp__sim_keep *next;
+};
+
+/* A capture, and after its valid end the graph with all its executables. Kept until the simulator
+ * ends, to catch a use after its end. */
+struct gp__sim_graph {
+    uint64_t id; /* of the capture; counts up from 1 */
+    bool capturing;
     bool valid;
+    bool destroyed; /* or never made, since the capture was invalidated */
     enum gp__sim_capture_mode mode;
     uint64_t thread;
+    const struct gp__sim_stream *origin; /* the stream it began on */
+    struct gp__sim_range *ranges; /* what a launch touches */
+    size_t range_count, range_room;
+    size_t launches; /* in a queue */
+    struct gp__sim_keep *keeps;
+    struct gp__sim_graph *next;
 };
 
 struct gp__sim_stream {
@@ -77,14 +102,14 @@ struct gp__sim_stream {
     unsigned flags;
     bool live; /* false once destroyed; its queue may still hold work */
     uint64_t thread; /* owner of a per-thread default stream; 0 for the others */
-    struct gp__sim_capture capture;
+    struct gp__sim_graph *capture; /* what it is part of; NULL: none */
     struct gp__sim_item *first, *last;
     size_t pending;
     struct gp__sim_stream *next;
 };
 
 struct gp__event {
-    uint64_t record; /* counts records; queue items of earlier ones no longer matter */
+    uint64_t record; /* number of the latest record; queue items of earlier ones no longer matter */
     size_t outstanding; /* items of the latest record that have not completed */
     bool captured; /* recorded into a capture: it can never be queried */
     bool destroyed; /* kept until the simulator ends, to catch a second destroy */
@@ -126,6 +151,11 @@ struct gp__sim {
     uintptr_t next_handle;
     gp__event *events;
     size_t event_count;
+    uint64_t record_count; /* of all events: numbers records */
+    struct gp__sim_graph *graphs;
+    uint64_t capture_count; /* numbers captures */
+    size_t keep_count; /* user objects not destroyed yet */
+    struct gp__sim_keep *gone; /* to be told as soon as the lock is dropped */
     enum gp__sim_wait_mode wait_mode;
     bool dead; /* sticky error */
     size_t entered;
@@ -178,7 +208,8 @@ void gp__sim_violate(struct gp__sim_call *call, const char *format, ...)
 /* Adds to the line that will be logged for the call. */
 void gp__sim_note(struct gp__sim_call *call, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* Closes the frame: logs, drops the lock, fills the error, reports the violation. */
+/* Closes the frame: logs, drops the lock, tells whose graphs are gone, fills the error, reports the
+ * violation. */
 gp_status gp__sim_end(struct gp__sim_call *call, gp_status status, int code, uintptr_t va,
                       size_t size);
 static inline gp_status gp__sim_end_ok(struct gp__sim_call *call)
@@ -202,15 +233,47 @@ bool gp__sim_thread_is_relaxed(void);
 /* sim_stream.c. lock: held. */
 struct gp__sim_stream *gp__sim_find(gp__sim *sim, uintptr_t handle);
 struct gp__sim_stream *gp__sim_find_id(gp__sim *sim, uint64_t id);
-bool gp__sim_is_implicit(const gp__sim *sim, const struct gp__sim_stream *stream);
+/* True for a handle whose stream, or the latest of them, was destroyed. */
+bool gp__sim_was_destroyed(const gp__sim *sim, uintptr_t handle);
 void gp__sim_push(struct gp__sim_stream *stream, const struct gp__sim_item *item);
+/* Completes the first item. Precondition: it does not wait. */
 void gp__sim_pop(struct gp__sim_call *call, struct gp__sim_stream *stream);
-const struct gp__sim_item *gp__sim_overlap(const gp__sim *sim, uintptr_t va, size_t bytes,
-                                           uint64_t except_id, uint64_t *stream_id);
+/* Takes the first item out unseen: nothing runs any more. */
+void gp__sim_drop(gp__sim *sim, struct gp__sim_stream *stream);
+/* True when the stream's first item waits for a record that has not completed. */
+bool gp__sim_is_blocked(const gp__sim *sim, const struct gp__sim_stream *stream);
+bool gp__sim_holds_record(const struct gp__sim_stream *stream, uint64_t record);
+/* Pending work that touches these addresses, or NULL. */
+const struct gp__sim_range *gp__sim_overlap(const gp__sim *sim, uintptr_t va, size_t bytes,
+                                            uint64_t except_id, uint64_t *stream_id);
+/* sim_event.c. lock: held. */
+void gp__sim_require_entered(struct gp__sim_call *call);
+/* True when the event may be used; otherwise notes the violation. */
+bool gp__sim_check_event(struct gp__sim_call *call, const gp__event *event);
+/* Notes what is wrong with enqueueing on this stream (NULL: destroyed), apart from captures. */
+void gp__sim_check_stream(struct gp__sim_call *call, const struct gp__sim_stream *stream,
+                          const struct gp__stream_key *key);
+/* sim_graph.c. lock: held. */
+bool gp__sim_is_implicit(const gp__sim *sim, const struct gp__sim_stream *stream);
+/* True for the legacy stream beside a blocking capture: notes the violation and ends the capture. */
+bool gp__sim_hits_implicit(struct gp__sim_call *call, const struct gp__sim_stream *stream);
+/* Ends every capture that a query by this thread would end; always, with `in_any_mode`. True when
+ * there was one. */
+bool gp__sim_invalidate(gp__sim *sim, bool in_any_mode);
+/* The stream leaves its capture, which ends when the stream began it, and else is invalid. */
+void gp__sim_leave_capture(gp__sim *sim, struct gp__sim_stream *stream);
+void gp__sim_add_range(struct gp__sim_graph *graph, const struct gp__sim_range *range);
+/* A launch completed, or will never run. */
+void gp__sim_launch_ended(gp__sim *sim, struct gp__sim_graph *graph);
+void gp__sim_free_graphs(gp__sim *sim);
+/* The list to pass to gp__sim_tell_gone() once the lock is dropped. */
+struct gp__sim_keep *gp__sim_take_gone(gp__sim *sim);
+/* lock: not held. */
+void gp__sim_tell_gone(struct gp__sim_keep *gone);
 /* sim_memory.c. lock: held. */
 bool gp__sim_covered(const gp__sim *sim, uintptr_t va, size_t bytes);
 
-/* The table, from sim_memory.c, sim_stream.c and sim_event.c. */
+/* The table, from sim_memory.c, sim_stream.c, sim_event.c, sim_work.c and sim_graph.c. */
 extern const struct gp__driver gp__sim_driver;
 
 gp_status gp__sim_memory_info(gp_device *device, size_t *free_bytes, size_t *total_bytes,
@@ -239,6 +302,16 @@ gp_status gp__sim_event_record_context(gp_device *device, gp__event *event, gp_e
 gp_status gp__sim_event_query(gp_device *device, gp__event *event, gp_error *error);
 gp_status gp__sim_event_wait(gp_device *device, gp__event *event, uint64_t timeout_ns,
                              gp_error *error);
+gp_status gp__sim_copy(gp_device *device, uintptr_t to, uintptr_t from, size_t bytes,
+                       const struct gp__stream_key *key, gp_error *error);
+gp_status gp__sim_fill(gp_device *device, uintptr_t va, size_t bytes, unsigned char value,
+                       const struct gp__stream_key *key, gp_error *error);
+gp_status gp__sim_stream_wait(gp_device *device, const struct gp__stream_key *key, gp__event *event,
+                              gp_error *error);
+gp_status gp__sim_capture_id(gp_device *device, const struct gp__stream_key *key, uint64_t *id,
+                             gp_error *error);
+gp_status gp__sim_capture_keep(gp_device *device, const struct gp__stream_key *key,
+                               void (*gone)(void *context), void *context, gp_error *error);
 gp_status gp__sim_enter(gp_device *device, struct gp__entry *entry, gp_error *error);
 void gp__sim_leave(gp_device *device, const struct gp__entry *entry);
 

@@ -180,11 +180,11 @@ static struct gp__sim_reservation *reservation_at(gp__sim *sim, uintptr_t va)
 static void check_idle(struct gp__sim_call *call, uintptr_t va, size_t bytes)
 {
     uint64_t stream_id = 0;
-    const struct gp__sim_item *item = gp__sim_overlap(call->sim, va, bytes, 0, &stream_id);
+    const struct gp__sim_range *range = gp__sim_overlap(call->sim, va, bytes, 0, &stream_id);
 
-    if (item != NULL)
+    if (range != NULL)
         gp__sim_violate(call, "under pending work of stream id %llu on va=0x%zx bytes=%zu",
-                        (unsigned long long)stream_id, (size_t)item->va, item->bytes);
+                        (unsigned long long)stream_id, (size_t)range->va, range->bytes);
 }
 
 gp_status gp__sim_free_address(gp_device *device, uintptr_t va, size_t bytes, gp_error *error)

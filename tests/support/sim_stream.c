@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The simulated driver's streams: who they are, the work queued on them, captures. Work completes in
- * order, and only when somebody asks for it here.
+ * The simulated driver's streams: who they are and the work queued on them. Work completes in order,
+ * and only when somebody asks for it here.
  */
 #include "sim_internal.h"
 
@@ -62,16 +62,6 @@ struct gp__sim_stream *gp__sim_find(gp__sim *sim, uintptr_t handle)
     return stream;
 }
 
-bool gp__sim_is_implicit(const gp__sim *sim, const struct gp__sim_stream *stream)
-{
-    if (stream != sim->streams)
-        return false;
-    for (const struct gp__sim_stream *other = sim->streams; other != NULL; other = other->next)
-        if (other != stream && other->capture.active && (other->flags & GP__SIM_STREAM_BLOCKING))
-            return true;
-    return false;
-}
-
 void gp__sim_push(struct gp__sim_stream *stream, const struct gp__sim_item *item)
 {
     struct gp__sim_item *copy = gp__sim_calloc(sizeof *copy);
@@ -86,7 +76,14 @@ void gp__sim_push(struct gp__sim_stream *stream, const struct gp__sim_item *item
     stream->pending++;
 }
 
-void gp__sim_pop(struct gp__sim_call *call, struct gp__sim_stream *stream)
+/* What the item touches: a graph's addresses, or its own. */
+static const struct gp__sim_range *ranges_of(const struct gp__sim_item *item, size_t *count)
+{
+    *count = item->graph != NULL ? item->graph->range_count : 2;
+    return item->graph != NULL ? item->graph->ranges : item->ranges;
+}
+
+void gp__sim_drop(gp__sim *sim, struct gp__sim_stream *stream)
 {
     struct gp__sim_item *item = stream->first;
 
@@ -94,26 +91,74 @@ void gp__sim_pop(struct gp__sim_call *call, struct gp__sim_stream *stream)
     if (stream->first == NULL)
         stream->last = NULL;
     stream->pending--;
-    if (item->bytes > 0 && !gp__sim_covered(call->sim, item->va, item->bytes))
-        gp__sim_violate(call, "work of stream id %llu touches va=0x%zx bytes=%zu, unmapped since",
-                        (unsigned long long)stream->id, (size_t)item->va, item->bytes);
     if (item->event != NULL && item->event->record == item->record)
         item->event->outstanding--;
+    if (item->graph != NULL)
+        gp__sim_launch_ended(sim, item->graph);
     free(item);
 }
 
-const struct gp__sim_item *gp__sim_overlap(const gp__sim *sim, uintptr_t va, size_t bytes,
-                                           uint64_t except_id, uint64_t *stream_id)
+void gp__sim_pop(struct gp__sim_call *call, struct gp__sim_stream *stream)
+{
+    size_t count;
+    const struct gp__sim_range *ranges = ranges_of(stream->first, &count);
+
+    for (size_t i = 0; i < count; i++)
+        if (ranges[i].bytes > 0 && !gp__sim_covered(call->sim, ranges[i].va, ranges[i].bytes))
+            gp__sim_violate(call,
+                            "work of stream id %llu touches va=0x%zx bytes=%zu, unmapped since",
+                            (unsigned long long)stream->id, (size_t)ranges[i].va, ranges[i].bytes);
+    gp__sim_drop(call->sim, stream);
+}
+
+bool gp__sim_holds_record(const struct gp__sim_stream *stream, uint64_t record)
+{
+    const struct gp__sim_item *item = stream->first;
+
+    while (item != NULL && item->record != record)
+        item = item->next;
+    return item != NULL;
+}
+
+bool gp__sim_is_blocked(const gp__sim *sim, const struct gp__sim_stream *stream)
+{
+    uint64_t record = stream->first == NULL ? 0 : stream->first->waits_for;
+
+    if (record == 0)
+        return false;
+    for (const struct gp__sim_stream *other = sim->streams; other != NULL; other = other->next)
+        if (gp__sim_holds_record(other, record))
+            return true;
+    return false;
+}
+
+static const struct gp__sim_range *touching(const struct gp__sim_item *item, uintptr_t va,
+                                            size_t bytes)
+{
+    size_t count;
+    const struct gp__sim_range *ranges = ranges_of(item, &count);
+
+    for (size_t i = 0; i < count; i++)
+        if (ranges[i].bytes > 0 && ranges[i].va < va + bytes && va < ranges[i].va + ranges[i].bytes)
+            return &ranges[i];
+    return NULL;
+}
+
+const struct gp__sim_range *gp__sim_overlap(const gp__sim *sim, uintptr_t va, size_t bytes,
+                                            uint64_t except_id, uint64_t *stream_id)
 {
     for (const struct gp__sim_stream *stream = sim->streams; stream != NULL;
          stream = stream->next) {
         if (stream->id == except_id)
             continue;
-        for (const struct gp__sim_item *item = stream->first; item != NULL; item = item->next)
-            if (item->bytes > 0 && item->va < va + bytes && va < item->va + item->bytes) {
-                *stream_id = stream->id;
-                return item;
-            }
+        for (const struct gp__sim_item *item = stream->first; item != NULL; item = item->next) {
+            const struct gp__sim_range *range = touching(item, va, bytes);
+
+            if (range == NULL)
+                continue;
+            *stream_id = stream->id;
+            return range;
+        }
     }
     return NULL;
 }
@@ -172,7 +217,7 @@ void gp__sim_stream_destroy(gp__sim *sim, uintptr_t handle)
         gp__sim_violate(&call, "a stream that was not created, or was destroyed already");
     } else {
         stream->live = false;
-        stream->capture.active = false;
+        gp__sim_leave_capture(sim, stream);
         sim->free_handles = gp__sim_room(sim->free_handles, sim->free_handle_count,
                                          &sim->free_handle_room, sizeof *sim->free_handles);
         sim->free_handles[sim->free_handle_count++] = handle;
@@ -184,7 +229,7 @@ void gp__sim_launch(gp__sim *sim, uintptr_t handle, uintptr_t va, size_t bytes)
 {
     struct gp__sim_call call;
     struct gp__sim_stream *stream;
-    struct gp__sim_item item = {.va = va, .bytes = bytes};
+    struct gp__sim_item item = {.ranges = {{va, bytes}}};
 
     if (!gp__sim_begin(&call, sim, NULL, NULL, "# launch stream=0x%zx va=0x%zx bytes=%zu",
                        (size_t)handle, (size_t)va, bytes)) {
@@ -196,7 +241,9 @@ void gp__sim_launch(gp__sim *sim, uintptr_t handle, uintptr_t va, size_t bytes)
         gp__sim_violate(&call, "a destroyed stream");
     else if (!gp__sim_covered(sim, va, bytes))
         gp__sim_violate(&call, "the addresses are not mapped with access");
-    else if (!sim->dead && bytes > 0 && !stream->capture.active)
+    else if (stream->capture != NULL)
+        gp__sim_add_range(stream->capture, &item.ranges[0]);
+    else if (!sim->dead && bytes > 0)
         gp__sim_push(stream, &item);
     gp__sim_end_ok(&call);
 }
@@ -206,8 +253,7 @@ static size_t complete(gp__sim *sim, struct gp__sim_call *call, struct gp__sim_s
 {
     size_t done = 0;
 
-    (void)sim;
-    while (done < count && stream->first != NULL) {
+    while (done < count && stream->first != NULL && !gp__sim_is_blocked(sim, stream)) {
         gp__sim_pop(call, stream);
         done++;
     }
@@ -230,13 +276,19 @@ size_t gp__sim_complete(gp__sim *sim, uintptr_t handle, size_t count)
     return done;
 }
 
+/* Until nothing moves any more: a wait lets go when another stream has run. */
 void gp__sim_complete_all(gp__sim *sim)
 {
     struct gp__sim_call call;
+    size_t moved = 0;
 
     if (gp__sim_begin(&call, sim, NULL, NULL, "# complete everything"))
-        for (struct gp__sim_stream *stream = sim->streams; stream != NULL; stream = stream->next)
-            complete(sim, &call, stream, SIZE_MAX);
+        do {
+            moved = 0;
+            for (struct gp__sim_stream *stream = sim->streams; stream != NULL;
+                 stream = stream->next)
+                moved += complete(sim, &call, stream, SIZE_MAX);
+        } while (moved > 0);
     gp__sim_end_ok(&call);
 }
 
@@ -274,44 +326,7 @@ size_t gp__sim_pending_all(const gp__sim *sim)
     return pending;
 }
 
-void gp__sim_capture_begin(gp__sim *sim, uintptr_t handle, enum gp__sim_capture_mode mode)
-{
-    struct gp__sim_call call;
-    struct gp__sim_stream *stream;
-
-    if (!gp__sim_begin(&call, sim, NULL, NULL, "# capture begins on stream=0x%zx",
-                       (size_t)handle)) {
-        gp__sim_end_ok(&call);
-        return;
-    }
-    stream = gp__sim_find(sim, handle);
-    if (stream == NULL || handle <= 1 || stream->capture.active)
-        gp__sim_violate(&call, "that stream cannot begin a capture now");
-    else
-        stream->capture = (struct gp__sim_capture){true, true, mode, gp__sim_thread()};
-    gp__sim_end_ok(&call);
-}
-
-bool gp__sim_capture_end(gp__sim *sim, uintptr_t handle)
-{
-    struct gp__sim_call call;
-    struct gp__sim_stream *stream;
-    bool valid = false;
-
-    if (gp__sim_begin(&call, sim, NULL, NULL, "# capture ends on stream=0x%zx", (size_t)handle)) {
-        stream = gp__sim_find(sim, handle);
-        if (stream == NULL || !stream->capture.active) {
-            gp__sim_violate(&call, "that stream does not capture");
-        } else {
-            valid = stream->capture.valid;
-            stream->capture.active = false;
-        }
-    }
-    gp__sim_end_ok(&call);
-    return valid;
-}
-
-static bool was_destroyed(const gp__sim *sim, uintptr_t handle)
+bool gp__sim_was_destroyed(const gp__sim *sim, uintptr_t handle)
 {
     const struct gp__sim_stream *stream = sim->streams;
 
@@ -326,6 +341,7 @@ gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp_
     struct gp__sim_call call;
     gp__sim *sim = device->state;
     const struct gp__sim_stream *stream;
+    struct gp__stream_key key;
 
     if (!gp__sim_begin(&call, sim, &resolve_kind, error, "stream_resolve handle=0x%zx",
                        (size_t)handle))
@@ -335,16 +351,20 @@ gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp_
     stream = gp__sim_find(sim, handle);
     if (stream == NULL) {
         /* Real hardware crashes on the handle of a destroyed stream that no new one took over. */
-        if (was_destroyed(sim, handle))
+        if (gp__sim_was_destroyed(sim, handle))
             gp__sim_violate(&call, "a destroyed stream");
         return gp__sim_end(&call, GP_ERR_ARGUMENT, GP__SIM_INVALID_HANDLE, 0, 0);
     }
-    if (handle > 1 && stream->capture.active)
+    key = (struct gp__stream_key){.handle = stream->handle,
+                                  .context = device->context,
+                                  .id = stream->id,
+                                  .thread_bound = stream->thread != 0};
+    if (handle > 1 && stream->capture != NULL) {
+        key.id = 0; /* asking for it would invalidate the capture */
+        *out = key;
         return gp__sim_end(&call, GP_ERR_CAPTURE, GP__SIM_CAPTURE_UNSUPPORTED, 0, 0);
-    *out = (struct gp__stream_key){.handle = stream->handle,
-                                   .context = device->context,
-                                   .id = stream->id,
-                                   .thread_bound = stream->thread != 0};
+    }
+    *out = key;
     gp__sim_note(&call, " id=%llu", (unsigned long long)stream->id);
     return gp__sim_end_ok(&call);
 }
@@ -365,7 +385,7 @@ gp_status gp__sim_stream_capturing(gp_device *device, const struct gp__stream_ke
         gp__sim_violate(&call, "a destroyed stream");
         return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_INVALID_HANDLE, 0, 0);
     }
-    *capturing = stream->capture.active || gp__sim_is_implicit(sim, stream);
+    *capturing = stream->capture != NULL || gp__sim_is_implicit(sim, stream);
     gp__sim_note(&call, " %s", *capturing ? "yes" : "no");
     return gp__sim_end_ok(&call);
 }

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pools that are let go: references, the last of them, and who closes a pool that nobody closed. It keeps
+ * one list for the process, of pools that are closed but for memory whose owners growpool cannot see.
+ *
+ * WHO MAY FENCE A WHOLE CONTEXT. That fence invalidates captures on streams that growpool does not know, so
+ * only an explicit call may make it: its caller answers for them. The reaper must not. A pool that it
+ * cannot close for that reason goes on the list (`left`), and the next trim, drain or close of any pool of
+ * the device closes it. While a pool is left the reaper keeps off it; the list holds a reference to a
+ * pool that is only finishing, for its user may close it too.
+ */
+#include "pool.h"
+
+#include "../backing/memory.h"
+
+#define SLICE_NS UINT64_C(20000000)
+#define GRAPH_NS UINT64_C(50000000) /* how often living graphs are asked about */
+
+/* Ranked below pools, so it is taken before any. Guards `left`, `next_left` and the list. */
+static struct gp__mutex left_lock = GP__MUTEX_INIT(GP__RANK_REAPER);
+static gp_pool *left_pools;
+
+gp_pool *gp_pool_retain(gp_pool *pool)
+{
+    __atomic_add_fetch(&pool->references, 1, __ATOMIC_RELAXED);
+    return pool;
+}
+
+/* Unreturned chunks lose the pool's reference, which releases their memory unless somebody else holds
+ * them. */
+void gp__pool_destroy(gp_pool *pool)
+{
+    while (pool->unreturned != NULL) {
+        struct gp__retired *item = pool->unreturned;
+        pool->unreturned = item->next;
+        /* No pool holds it any more: whoever else has it may close it or supply it again. */
+        gp__chunk_move(item->chunk, GP__CHUNK_UNRETURNED, GP__CHUNK_UNMAPPED);
+        gp__chunk_move(item->chunk, GP__CHUNK_UNMAPPED, GP__CHUNK_IDLE);
+        gp_chunk_release(item->chunk);
+        gp__free(item);
+    }
+    gp__timeline_destroy(&pool->timeline);
+    gp_backing_release(pool->backing);
+    gp__mutex_destroy(&pool->lock);
+    pthread_cond_destroy(&pool->changed);
+    gp__free(pool);
+}
+
+void gp_pool_release(gp_pool *pool)
+{
+    if (pool == NULL || __atomic_sub_fetch(&pool->references, 1, __ATOMIC_ACQ_REL) != 0)
+        return;
+    if (gp__pool_enter(pool, NULL) != GP_OK)
+        return;
+    if (gp_pool_is_closed(pool)) {
+        gp__pool_destroy(pool);
+        return;
+    }
+    __atomic_store_n(&pool->orphaned, true, __ATOMIC_RELEASE);
+    gp__reaper_kick(&pool->reaper);
+}
+
+gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
+{
+    gp_status status = gp__pool_enter(pool, error);
+    if (status != GP_OK)
+        return status;
+    gp__mutex_lock(&pool->lock);
+    if (!pool->finishing && !pool->closed)
+        gp_pool_retain(pool); /* until it is closed */
+    pool->finishing = true;
+    gp__mutex_unlock(&pool->lock);
+    gp__pool_kick(pool);
+    return GP_OK;
+}
+
+/* Drops the reference of gp_pool_finish() once the pool is closed. */
+void gp__orphan_finished(gp_pool *pool)
+{
+    gp__mutex_lock(&pool->lock);
+    bool finished = pool->finishing && pool->closed;
+    if (finished)
+        pool->finishing = false;
+    gp__mutex_unlock(&pool->lock);
+    if (finished)
+        gp_pool_release(pool);
+}
+
+/* ---- what cannot be closed in the background ----------------------------------------------- */
+
+static bool is_left(const gp_pool *pool)
+{
+    gp__mutex_lock(&left_lock);
+    bool left = pool->left;
+    gp__mutex_unlock(&left_lock);
+    return left;
+}
+
+static void leave(gp_pool *pool)
+{
+    gp__mutex_lock(&left_lock);
+    pool->left = true;
+    pool->next_left = left_pools;
+    left_pools = pool;
+    gp__mutex_unlock(&left_lock);
+}
+
+/* Takes the pools of the device off the list; they stay `left`. */
+static gp_pool *take_left(const gp_device *device)
+{
+    gp_pool *taken = NULL;
+    gp__mutex_lock(&left_lock);
+    for (gp_pool **link = &left_pools; *link != NULL;) {
+        gp_pool *pool = *link;
+        if (pool->device != device) {
+            link = &pool->next_left;
+            continue;
+        }
+        *link = pool->next_left;
+        pool->next_left = taken;
+        taken = pool;
+    }
+    gp__mutex_unlock(&left_lock);
+    return taken;
+}
+
+static bool is_orphaned(const gp_pool *pool)
+{
+    return __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+}
+
+void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt)
+{
+    gp_pool *pool = take_left(device);
+    while (pool != NULL) {
+        gp_pool *next = pool->next_left;
+        bool orphaned = is_orphaned(pool);
+        if (gp__pool_not_inside(pool, "closing", NULL) != GP_OK ||
+            gp__pool_close(pool, GP__REAP_FINAL, interrupt, NULL) != GP_OK) {
+            leave(pool);
+        } else if (orphaned) {
+            gp__pool_destroy(pool);
+        } else {
+            gp__orphan_finished(pool);
+            gp_pool_release(pool); /* the list's reference */
+        }
+        pool = next;
+    }
+}
+
+/* ---- the reaper's part --------------------------------------------------------------------- */
+
+/* Ends a slice of a close, so that one pool's stream does not hold up the others. */
+static int slice_is_over(void *context)
+{
+    return gp__is_exiting() || gp__monotonic_ns() >= *(uint64_t *)context;
+}
+
+/* Whether nothing is left but memory whose owners cannot be fenced one by one. */
+static bool is_hopeless(gp_pool *pool)
+{
+    gp__mutex_lock(&pool->lock);
+    bool hopeless = pool->retiring != NULL && pool->deliveries == 0;
+    for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
+        hopeless = hopeless && gp__timeline_is_unseen(&pool->timeline, item->owners);
+    gp__mutex_unlock(&pool->lock);
+    return hopeless;
+}
+
+uint64_t gp__orphan_service(gp_pool *pool)
+{
+    uint64_t deadline = gp__monotonic_ns() + SLICE_NS;
+    struct gp__interrupt slice = {slice_is_over, &deadline};
+    bool orphaned = is_orphaned(pool);
+    if (is_left(pool))
+        return UINT64_MAX;
+    gp_status status = gp__pool_close(pool, GP__REAP_SEEN, &slice, NULL);
+    if (status == GP_OK) {
+        if (orphaned)
+            gp__pool_destroy(pool);
+        else
+            gp__orphan_finished(pool);
+        return UINT64_MAX;
+    }
+    if (status == GP_ERR_PINNED)
+        return UINT64_MAX; /* the last unpin kicks */
+    gp__mutex_lock(&pool->lock);
+    bool graphs = gp__arenas_alive(pool);
+    gp__mutex_unlock(&pool->lock);
+    if (graphs)
+        return GRAPH_NS;
+    if (!is_hopeless(pool))
+        return SLICE_NS / 4;
+    if (!orphaned)
+        gp_pool_retain(pool);
+    leave(pool);
+    return UINT64_MAX;
+}
