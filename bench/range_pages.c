@@ -17,8 +17,9 @@
 struct bench {
     gp_pool *pool;
     gp_range *range;
-    gp_interval *pages; /* in the order in which they are used */
-    size_t page_count;
+    size_t page_count; /* of the range */
+    gp_interval *pages; /* those that come and go */
+    size_t count;
     size_t rounds;
 };
 
@@ -49,9 +50,39 @@ struct way {
     size_t pages_per_call;
     bool shuffled;
     bool planned_chunks; /* the pool plans its chunks; else each page is a chunk of its own */
+    bool lasting_chunks; /* a page in 64 stays committed, and the chunks with it */
     size_t cached_bytes; /* the backing keeps so many bytes of chunks */
     unsigned flags; /* of decommit */
 };
+
+static void shuffle(gp_interval *pages, size_t count)
+{
+    unsigned seed = 1;
+    for (size_t i = count; i > 1; i--) {
+        seed = seed * 1103515245U + 12345U;
+        size_t other = (seed >> 8) % i;
+        gp_interval swapped = pages[i - 1];
+        pages[i - 1] = pages[other];
+        pages[other] = swapped;
+    }
+}
+
+/* The pages that come and go, in the order in which they do. */
+static void order_pages(struct bench *bench, const struct way *way)
+{
+    gp_error error = {0};
+    const size_t page = gp_range_granularity(bench->range);
+    const gp_interval all = {0, gp_range_max_bytes(bench->range)};
+    if (way->lasting_chunks)
+        must(gp_range_commit(bench->range, &all, 1, NULL, NULL, &error), &error);
+    bench->count = 0;
+    for (size_t i = 0; i < bench->page_count; i++) {
+        if (!way->lasting_chunks || i % 64 != 0)
+            bench->pages[bench->count++] = (gp_interval){i * page, page};
+    }
+    if (way->shuffled)
+        shuffle(bench->pages, bench->count);
+}
 
 static void set_up(struct bench *bench, const struct way *way)
 {
@@ -71,16 +102,7 @@ static void set_up(struct bench *bench, const struct way *way)
     gp_stream_release(stream);
     gp_backing_release(options.backing);
     gp_backing_release(device);
-    for (size_t i = 0; i < bench->page_count; i++)
-        bench->pages[i] = (gp_interval){i * page, page};
-    unsigned seed = 1;
-    for (size_t i = bench->page_count; way->shuffled && i > 1; i--) {
-        seed = seed * 1103515245U + 12345U;
-        size_t other = (seed >> 8) % i;
-        gp_interval swapped = bench->pages[i - 1];
-        bench->pages[i - 1] = bench->pages[other];
-        bench->pages[other] = swapped;
-    }
+    order_pages(bench, way);
 }
 
 static void tear_down(struct bench *bench)
@@ -94,7 +116,7 @@ static void tear_down(struct bench *bench)
 
 static size_t step_of(const struct bench *bench, const struct way *way, size_t done)
 {
-    size_t left = bench->page_count - done;
+    size_t left = bench->count - done;
     return left < way->pages_per_call ? left : way->pages_per_call;
 }
 
@@ -104,13 +126,13 @@ static struct seconds one_round(struct bench *bench, const struct way *way)
     gp_release_result result;
     struct seconds seconds = {0};
     double start = now();
-    for (size_t i = 0, step; i < bench->page_count; i += step) {
+    for (size_t i = 0, step; i < bench->count; i += step) {
         step = step_of(bench, way, i);
         must(gp_range_commit(bench->range, bench->pages + i, step, NULL, NULL, &error), &error);
     }
     seconds.commit = now() - start;
     start = now();
-    for (size_t i = 0, step; i < bench->page_count; i += step) {
+    for (size_t i = 0, step; i < bench->count; i += step) {
         step = step_of(bench, way, i);
         must(gp_range_decommit(bench->range, bench->pages + i, step, NULL, way->flags, &result,
                                &error),
@@ -125,14 +147,14 @@ static void measure(struct bench *bench, const struct way *way)
 {
     struct seconds total = {0};
     set_up(bench, way);
-    (void)one_round(bench, way); /* the first one makes chunks */
+    (void)one_round(bench, way); /* the first one warms up */
     for (size_t i = 0; i < bench->rounds; i++) {
         struct seconds seconds = one_round(bench, way);
         total.commit += seconds.commit;
         total.decommit += seconds.decommit;
     }
     tear_down(bench);
-    const double pages = (double)(bench->page_count * bench->rounds);
+    const double pages = (double)(bench->count * bench->rounds);
     printf("%-42s %10.0f %12.0f %10.0f\n", way->name, pages / total.commit, pages / total.decommit,
            2 * pages / (total.commit + total.decommit));
 }
@@ -159,9 +181,16 @@ static const struct way ways[] = {
      .pages_per_call = 32,
      .shuffled = true,
      .cached_bytes = SIZE_MAX},
-    {.name = "bulk of 512, in order, planned chunks",
-     .pages_per_call = 512,
-     .planned_chunks = true},
+    {.name = "single pages, shuffled, in lasting chunks",
+     .pages_per_call = 1,
+     .shuffled = true,
+     .planned_chunks = true,
+     .lasting_chunks = true},
+    {.name = "bulk of 32, shuffled, in lasting chunks",
+     .pages_per_call = 32,
+     .shuffled = true,
+     .planned_chunks = true,
+     .lasting_chunks = true},
 };
 
 static size_t number(const char *text)
