@@ -19,20 +19,18 @@
  *     Py_END_ALLOW_THREADS
  *
  * THREADS AND THE GIL
- *   1. Whatever may block or call a backing is called without the GIL: creating, growing, trimming,
- *      draining, closing and synchronising, chunks and backings made, called and released,
- *      gp_device_open() and gp_device_memory(). Such a call may wait for a stream or for a chunk that
- *      another thread gives back, and that thread may need the GIL to go on; then neither does.
- *   2. Whatever is said never to wait may be called with the GIL or without it: gp_pool_try_malloc(),
- *      gp_pool_free(), gp_pool_stream(), gp_pool_finish(), gp_pool_abandon(), pins, record_stream,
- *      retain and release of pools, ranges and streams, gp_range_close(), statistics and everything
- *      that only reads. GP_NOT_READY from gp_pool_try_malloc() is the sign to let go of the GIL and
- *      call gp_pool_malloc().
- *   3. Callbacks in Python take the GIL by themselves, also on threads that Python did not start and
- *      on a thread that holds it already. So a call of the first kind with the GIL held works as long
- *      as nothing has to be waited for, which a program with one thread and no work on streams may
- *      know. Nobody else does.
- *   4. Entries that take a Python object (PYTHON in the list) want the GIL.
+ *   1. With the GIL or without it: gp_pool_try_malloc(), gp_pool_free(), gp_pool_stream(),
+ *      gp_pool_record_stream(), gp_pool_finish(), gp_pool_abandon(), gp_range_close(),
+ *      gp_range_record_stream(), pins, statistics, snapshots, gp_error_set(), retaining anything,
+ *      releasing pools, ranges and streams, and all that only reads.
+ *   2. Without the GIL: everything else. It may wait in a driver, for a stream, or for a chunk that
+ *      another thread gives back, and may call a backing; what it waits for may need the GIL to go on,
+ *      and then neither does. GP_NOT_READY from gp_pool_try_malloc() is the sign to let go of the GIL
+ *      and call gp_pool_malloc(). gp_device_memory() reads in the driver, so it belongs here.
+ *   3. Callbacks in Python take the GIL by themselves, also on threads that Python did not start, and on
+ *      a thread that holds it already. So a call of the second kind that holds the GIL works as long as
+ *      nothing has to be waited for: a program with one thread and no work on streams may know that.
+ *   4. The entries that take a Python object (PYTHON in the list) and gp_c_api_import() want the GIL.
  *
  * EXCEPTIONS. A call through the table never raises, the PYTHON entries apart. What a callback raised
  * goes to sys.unraisablehook and is a status here (MemoryError: GP_ERR_OUT_OF_MEMORY, others:
