@@ -130,13 +130,14 @@ static int module_exec(PyObject *module)
     if (intern_names(state) < 0 || ext_load_errors(state) < 0 || ext_add_chunk(module, state) < 0 ||
         ext_add_backings(module, state) < 0 || ext_add_host_stream(module, state) < 0 ||
         ext_add_cuda_stream(module, state) < 0 || ext_add_pool(module, state) < 0 ||
-        ext_add_pool_views(module, state) < 0 || ext_add_buffer(module, state) < 0 ||
-        ext_add_capi(module) < 0)
+        ext_add_pool_views(module, state) < 0 || ext_add_buffer(module, state) < 0)
         return -1;
 #ifdef GROWPOOL_TESTING
     if (ext_add_sim(module, state) < 0)
         return -1;
 #endif
+    if (ext_add_capi(module) < 0)
+        return -1;
     return PyModule_AddStringConstant(module, "__version__", GROWPOOL_VERSION);
 }
 
