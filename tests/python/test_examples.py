@@ -60,3 +60,8 @@ def test_kv_cache() -> None:
     found = re.search(r"^100 sequences finished; at most (\d+) MiB of 2048 MiB were", told, re.M)
     assert found and 64 < int(found[1]) < 1536
     assert told.endswith("\n0 bytes are left\n")
+
+
+def test_share() -> None:
+    told = run_example("share.py")
+    assert told == ("the second process reads: hello\nthe first process reads: hello to you\n")
