@@ -49,6 +49,15 @@ gp_status gp__cuda_stream_status(gp__cu_result code);
 gp_status gp__cuda_enter(gp_device *device, struct gp__entry *entry, gp_error *error);
 void gp__cuda_leave(gp_device *device, const struct gp__entry *entry);
 
+/* cuda_share.c, for the table in cuda.c: contracts in driver.h. */
+gp_status gp__cuda_export_fd(gp_device *device, gp__memory memory, size_t bytes, int *fd,
+                             gp_error *error);
+gp_status gp__cuda_import_fd(gp_device *device, int fd, size_t bytes, struct gp__imported *out,
+                             gp_error *error);
+gp_status gp__cuda_can_access(gp_device *device, gp_device *peer, bool *can, gp_error *error);
+/* GP_CHUNK_* that the device says it supports. */
+unsigned gp__cuda_chunk_flags(const struct gp__cuda_api *api, gp__cu_device device);
+
 /* cuda_time.c, for the table in cuda.c: contracts in driver.h. */
 gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                   gp_error *error);

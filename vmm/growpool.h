@@ -148,13 +148,16 @@ typedef struct gp_pool_options {
     gp_backing *backing; /* retained; NULL: chunks straight from the device */
     size_t limit; /* physical bytes; GP_NO_LIMIT for none; 0 is a limit that allows nothing */
     size_t chunk_size; /* bytes, a multiple of the granularity; 0: the pool plans its chunks */
-    size_t address_space; /* bytes of addresses for blocks; 0: twice the device's memory, see ADDRESSES */
+    size_t
+        address_space; /* bytes of addresses for blocks; 0: twice the device's memory, see ADDRESSES */
     unsigned flags; /* GP_POOL_* */
     /* Asked every few milliseconds while an explicit call waits; non-zero ends the wait with
      * GP_ERR_INTERRUPTED. Never called from the reaper. NULL: waits are not interruptible. */
     int (*interrupted)(void *context);
     void *interrupted_context;
-    /* Devices of the same kind that get access to every chunk, now and later; copied. */
+    /* Devices of the same kind that get access to every chunk, now and later; copied. The pool's own
+     * device and doubles are dropped. GP_ERR_ARGUMENT: another kind; GP_ERR_UNAVAILABLE: one of them
+     * cannot reach the memory. */
     gp_device *const *peers;
     size_t peer_count;
 } gp_pool_options;
@@ -179,6 +182,9 @@ gp_status gp_pool_finish(gp_pool *pool, gp_error *error);
 bool gp_pool_is_closed(const gp_pool *pool);
 gp_device *gp_pool_device(const gp_pool *pool);
 const char *gp_pool_name(const gp_pool *pool);
+size_t gp_pool_peer_count(const gp_pool *pool);
+/* The peers in the order given; NULL from gp_pool_peer_count() on. */
+gp_device *gp_pool_peer(const gp_pool *pool, size_t index);
 
 /* The pool's stream for a device handle: 0 is the legacy default stream (on host: the calling
  * thread). *out is a new reference. GP_ERR_ARGUMENT: no stream of this device. Never blocks. */
@@ -272,7 +278,8 @@ size_t gp_range_size(const gp_range *range); /* bytes, of the last gp_range_resi
 gp_pool *gp_range_pool(const gp_range *range); /* borrowed */
 gp_stream *gp_range_stream(const gp_range *range); /* borrowed: the one it was made for */
 size_t gp_range_committed_bytes(const gp_range *range);
-size_t gp_range_physical_bytes(const gp_range *range); /* of chunks at its addresses, retiring too */
+size_t
+gp_range_physical_bytes(const gp_range *range); /* of chunks at its addresses, retiring too */
 /* Copies committed intervals, by offset and as long as possible each, to out[0..capacity) and returns
  * how many there are. */
 size_t gp_range_committed(const gp_range *range, gp_interval *out, size_t capacity);
@@ -297,8 +304,7 @@ gp_status gp_range_resize(gp_range *range, size_t size, gp_stream *stream, unsig
 gp_status gp_range_record_stream(gp_range *range, gp_stream *stream, gp_error *error);
 /* As gp_pool_pin(), for [offset, offset + bytes), all of it committed (else GP_ERR_ARGUMENT): what
  * overlaps it is not decommitted meanwhile. Each pin holds a reference to the range. */
-gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown,
-                       gp_error *error);
+gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown, gp_error *error);
 void gp_range_unpin(gp_range *range, size_t offset, size_t bytes);
 
 /* ---- shrinking ----------------------------------------------------------------------------- */

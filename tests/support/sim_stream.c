@@ -94,7 +94,7 @@ void gp__sim_pop(struct gp__sim_call *call, struct gp__sim_stream *stream)
     if (stream->first == NULL)
         stream->last = NULL;
     stream->pending--;
-    if (item->bytes > 0 && !gp__sim_covered(call->sim, item->va, item->bytes))
+    if (item->bytes > 0 && !gp__sim_covered_for(call->sim, item->va, item->bytes, item->from))
         gp__sim_violate(call, "work of stream id %llu touches va=0x%zx bytes=%zu, unmapped since",
                         (unsigned long long)stream->id, (size_t)item->va, item->bytes);
     if (item->event != NULL && item->event->record == item->record)
