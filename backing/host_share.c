@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -41,14 +42,14 @@ static gp_status no_descriptor(size_t bytes, gp_error *error)
 {
     char text[32];
     int code = errno;
-    if (code == EMFILE || code == ENFILE) {
-        return gp_error_set(
-            error, GP_ERR_OUT_OF_MEMORY,
-            "no file descriptor is left for an exportable chunk of %s on host: each "
-            "holds one; raise the limit (ulimit -n) or give chunks back",
-            gp__size_text(bytes, text));
+    gp_status status = gp__errno_error(error, GP_ERR_OUT_OF_MEMORY, "memfd_create", code, 0, bytes);
+    if (error != NULL && (code == EMFILE || code == ENFILE)) {
+        (void)snprintf(error->message, sizeof error->message,
+                       "no file descriptor is left for a shared chunk of %s on host: each holds "
+                       "one; raise the limit (ulimit -n) or give chunks back",
+                       gp__size_text(bytes, text));
     }
-    return gp__errno_error(error, GP_ERR_OUT_OF_MEMORY, "memfd_create", code, 0, bytes);
+    return status;
 }
 
 gp_status gp__host_share_create(size_t bytes, int *descriptor, gp_error *error)
