@@ -38,11 +38,12 @@ static int new_file(void)
     return fd;
 }
 
-static gp_status no_descriptor(size_t bytes, gp_error *error)
+/* Made by `call`, which failed just now. */
+static gp_status no_descriptor(const char *call, size_t bytes, gp_error *error)
 {
     char text[32];
     int code = errno;
-    gp_status status = gp__errno_error(error, GP_ERR_OUT_OF_MEMORY, "memfd_create", code, 0, bytes);
+    gp_status status = gp__errno_error(error, GP_ERR_OUT_OF_MEMORY, call, code, 0, bytes);
     if (error != NULL && (code == EMFILE || code == ENFILE)) {
         (void)snprintf(error->message, sizeof error->message,
                        "no file descriptor is left for a shared chunk of %s on host: each holds "
@@ -56,7 +57,7 @@ gp_status gp__host_share_create(size_t bytes, int *descriptor, gp_error *error)
 {
     int fd = new_file();
     if (fd < 0) {
-        return no_descriptor(bytes, error);
+        return no_descriptor("memfd_create", bytes, error);
     }
     const char *call = "ftruncate";
     int result = ftruncate(fd, (off_t)bytes);
@@ -131,7 +132,7 @@ gp_status gp__host_export_fd(gp_device *device, gp__memory memory, size_t bytes,
     gp__assert_no_lock();
     int copy = fcntl(gp__host_descriptor(memory), F_DUPFD_CLOEXEC, 0);
     if (copy < 0) {
-        return gp__errno_error(error, GP_ERR_DRIVER, "fcntl", errno, 0, bytes);
+        return no_descriptor("fcntl", bytes, error);
     }
     *fd = copy;
     return GP_OK;
@@ -179,7 +180,7 @@ gp_status gp__host_import_fd(gp_device *device, int fd, size_t bytes, struct gp_
     gp__assert_no_lock();
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (copy < 0) {
-        return no_descriptor(bytes, error);
+        return no_descriptor("fcntl", bytes, error);
     }
     struct gp__imported found = {.location = GP_LOCATION_DEVICE};
     status = gp__host_share_wrap(copy, bytes, &found.memory, error);

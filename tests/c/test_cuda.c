@@ -321,9 +321,11 @@ static void expect_all_refused(gp_device *device, gp__event *event, gp_reason re
     struct gp__entry entry = {0, true};
     gp_device *opened = NULL;
     gp__event *made;
-    bool capturing;
+    struct gp__imported imported;
+    bool capturing, can;
     gp_error error;
     uintptr_t handle;
+    int fd;
 #define REFUSED(call)                                                                              \
     do {                                                                                           \
         CHECK_STATUS(GP_ERR_STATE, call, &error);                                                  \
@@ -331,6 +333,9 @@ static void expect_all_refused(gp_device *device, gp__event *event, gp_reason re
     } while (0)
     for (size_t i = 0; i < CASE_COUNT(memory_calls); i++)
         REFUSED(call_memory(device, i, &error));
+    REFUSED(driver->export_fd(device, 4711, PAGE, &fd, &error));
+    REFUSED(driver->import_fd(device, 0, PAGE, &imported, &error));
+    REFUSED(driver->can_access(device, device, &can, &error));
     REFUSED(driver->stream_resolve(device, 2, &key, &error));
     REFUSED(driver->stream_capturing(device, &key, &capturing, &error));
     REFUSED(driver->event_create(device, device->context, &made, &error));
