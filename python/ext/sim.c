@@ -172,6 +172,40 @@ static PyObject *sim_capture_begin(PyObject *self, PyObject *const *args, Py_ssi
     return none_unless_raised();
 }
 
+/* (ordinal, stream): the graph, to be destroyed, or 0 when the capture was invalidated */
+static PyObject *sim_capture_end_graph(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    size_t handle = sim != NULL ? number(args, 1) : 0;
+    if (sim == NULL || PyErr_Occurred())
+        return NULL;
+    return PyLong_FromVoidPtr(gp__sim_capture_end_graph(sim, handle));
+}
+
+/* (ordinal, graph, stream) */
+static PyObject *sim_graph_launch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 3);
+    void *graph = sim != NULL ? PyLong_AsVoidPtr(args[1]) : NULL;
+    size_t handle = graph != NULL ? number(args, 2) : 0;
+    if (graph != NULL && !PyErr_Occurred())
+        gp__sim_graph_launch(sim, graph, handle);
+    return none_unless_raised();
+}
+
+/* (ordinal, graph) */
+static PyObject *sim_graph_destroy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    void *graph = sim != NULL ? PyLong_AsVoidPtr(args[1]) : NULL;
+    if (graph != NULL)
+        gp__sim_graph_destroy(sim, graph);
+    return none_unless_raised();
+}
+
 static PyObject *sim_capture_end(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
