@@ -69,6 +69,20 @@ def test_the_header_includes_no_python() -> None:
     assert re.findall(r"#\s*include.*", without_comments("capi.h")) == ['#include "growpool.h"']
 
 
+def test_cpp_may_include_it_beside_python(tmp_path: Path) -> None:
+    source = tmp_path / "user.cpp"
+    source.write_text(
+        "#include <Python.h>\n#include <growpool/capi.h>\n"
+        "gp_pool *pool_of(PyObject *object)\n{\n"
+        "    const gp_c_api *gp = gp_c_api_import(GP_C_API_VERSION);\n"
+        "    return gp ? gp->pool_of(object) : nullptr;\n}\n"
+    )
+    folders = [f"-I{sysconfig.get_path('include')}", f"-I{INCLUDE}"]
+    command = ["clang", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *folders]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- pools made in Python ------------------------------------------------------------------------
 
 
