@@ -163,8 +163,8 @@ gp_status gp__timeline_wait(struct gp__timeline *timeline, struct gp__owners own
 /* Waits for what is enqueued on the stream by now. Inside driver->enter(). lock: dropped. */
 gp_status gp__timeline_synchronize(struct gp__timeline *timeline, gp_stream *stream,
                                    const struct gp__interrupt *interrupt, gp_error *error);
-/* Has `to` wait, on the device, for what is enqueued on `from` by now. GP_ERR_CAPTURE while either captures.
- * Inside driver->enter(). lock: dropped. */
+/* Has `to` wait, on the device, for what is enqueued on `from` by now. GP_ERR_CAPTURE while either captures;
+ * GP_ERR_ARGUMENT when no fence can be put on `from` here. Inside driver->enter(). lock: dropped. */
 gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_stream *to,
                             gp_error *error);
 /* The stream ends: waits for its work, then lets go of it. lock: dropped; enters the device. */

@@ -47,6 +47,9 @@ int ext_device(struct module_state *state, PyObject *object, unsigned flags, gp_
 int ext_stream(struct module_state *state, gp_device *device, PyObject *object, uintptr_t *handle,
                PyObject **keep);
 
+/* True for a closed growpool stream. *handle is what a pool may still know it by, 0 for nothing. */
+bool ext_stream_is_closed(struct module_state *state, PyObject *object, uintptr_t *handle);
+
 /* "64.0 MiB" for messages and reprs; buffer of at least 32 bytes. */
 const char *ext_size_text(size_t bytes, char *buffer);
 

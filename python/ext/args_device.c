@@ -356,3 +356,12 @@ int ext_stream(struct module_state *state, gp_device *device, PyObject *object, 
         *keep = Py_NewRef(object);
     return result;
 }
+
+bool ext_stream_is_closed(struct module_state *state, PyObject *object, uintptr_t *handle)
+{
+    *handle = 0;
+    if (object != NULL && Py_IS_TYPE(object, state->cuda_stream_type))
+        return ext_cuda_stream_is_closed(object);
+    return object != NULL && Py_IS_TYPE(object, state->host_stream_type) &&
+           ext_host_stream_is_closed(object, handle);
+}

@@ -144,7 +144,7 @@ static void give_back(struct module_state *state, gp_backing *backing, gp_chunk 
 
 PyDoc_STRVAR(
     alloc_doc,
-    "alloc(size, device, stream=0)\n--\n\n"
+    "alloc($self, /, size, device, stream=0)\n--\n\n"
     "Supply a chunk, as a pool asks for it.\n\n"
     "Parameters\n----------\n"
     "size : int or str\n    Bytes, a multiple of the device's granularity.\n"
@@ -198,7 +198,7 @@ static int check_returned(const gp_chunk *chunk, const gp_request *request)
     return -1;
 }
 
-PyDoc_STRVAR(free_doc, "free(chunk, size, device, stream=0)\n--\n\n"
+PyDoc_STRVAR(free_doc, "free($self, /, chunk, size, device, stream=0)\n--\n\n"
                        "Take a chunk back, as a pool gives it.\n\n"
                        "Parameters\n----------\n"
                        "chunk : Chunk\n    A chunk that no pool holds.\n"
@@ -240,7 +240,7 @@ static PyObject *backing_free(struct backing_object *self, PyTypeObject *definin
 
 PyDoc_STRVAR(
     trim_doc,
-    "trim(min_bytes_to_keep=0)\n--\n\n"
+    "trim($self, /, min_bytes_to_keep=0)\n--\n\n"
     "Give kept chunks back to the inner backing, the oldest first.\n\n"
     "Parameters\n----------\n"
     "min_bytes_to_keep : int or str, optional\n    Stop when at most this many bytes are kept.\n\n"
@@ -420,8 +420,8 @@ static PyType_Spec caching_spec = BACKING_SPEC("growpool.CachingBacking", cachin
 
 int ext_add_backings(PyObject *module, struct module_state *state)
 {
-    if (ext_add_type(module, &device_backing_spec, &state->device_backing_type) < 0 ||
-        ext_add_type(module, &host_numa_backing_spec, &state->host_numa_backing_type) < 0)
+    if (ext_add_type(module, &device_backing_spec, NULL, &state->device_backing_type) < 0 ||
+        ext_add_type(module, &host_numa_backing_spec, NULL, &state->host_numa_backing_type) < 0)
         return -1;
-    return ext_add_type(module, &caching_spec, &state->caching_backing_type);
+    return ext_add_type(module, &caching_spec, NULL, &state->caching_backing_type);
 }

@@ -316,5 +316,5 @@ static PyType_Spec chunk_spec = {
 
 int ext_add_chunk(PyObject *module, struct module_state *state)
 {
-    return ext_add_type(module, &chunk_spec, &state->chunk_type);
+    return ext_add_type(module, &chunk_spec, NULL, &state->chunk_type);
 }

@@ -8,6 +8,7 @@
 #include "../../backing/cuda_stream.h"
 #include "args.h"
 #include "buffer.h"
+#include "call.h"
 #include "errors.h"
 #include "gate.h"
 
@@ -46,6 +47,11 @@ int ext_cuda_stream_handle(PyObject *object, gp_device *device, uintptr_t *handl
     }
     *handle = self->handle;
     return 0;
+}
+
+bool ext_cuda_stream_is_closed(PyObject *object)
+{
+    return ((struct cuda_stream_object *)object)->closed;
 }
 
 /* ---- making --------------------------------------------------------------------------------- */
@@ -91,7 +97,7 @@ static PyObject *cuda_stream_new(PyTypeObject *type, PyObject *args, PyObject *k
 
 /* ---- work ----------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(protocol_doc, "__cuda_stream__()\n--\n\n"
+PyDoc_STRVAR(protocol_doc, "__cuda_stream__($self, /)\n--\n\n"
                            "The stream protocol of CUDA libraries: (version, handle).");
 
 static PyObject *cuda_stream_protocol(struct cuda_stream_object *self, PyObject *unused)
@@ -125,7 +131,7 @@ static int poll_once(struct cuda_stream_object *self, long *sleep_ns)
 
 PyDoc_STRVAR(
     synchronize_doc,
-    "synchronize()\n--\n\n"
+    "synchronize($self, /)\n--\n\n"
     "Wait until all work of the stream is done.\n\n"
     "Raises\n------\n"
     "CaptureError\n    The stream is being captured; the capture survives.\n"
@@ -175,7 +181,7 @@ static PyObject *end_work(struct cuda_stream_object *self, gp_status status, con
 
 PyDoc_STRVAR(
     fill_doc,
-    "fill(to, value, size)\n--\n\n"
+    "fill($self, /, to, value, size)\n--\n\n"
     "Enqueue: set `size` bytes at `to` to `value`.\n\n"
     "Parameters\n----------\n"
     "to : int or Buffer\n    Device memory; it must stay allocated until the work is done.\n"
@@ -211,7 +217,7 @@ static PyObject *cuda_stream_fill(struct cuda_stream_object *self, PyTypeObject 
 
 PyDoc_STRVAR(
     copy_doc,
-    "copy(to, source, size)\n--\n\n"
+    "copy($self, /, to, source, size)\n--\n\n"
     "Enqueue: copy `size` bytes between any two addresses that CUDA knows.\n\n"
     "Parameters\n----------\n"
     "to, source : int or Buffer\n    Device or host memory; it must stay until the work is done.\n"
@@ -258,7 +264,7 @@ static gp_status destroy(struct cuda_stream_object *self, gp_error *error)
 }
 
 PyDoc_STRVAR(close_doc,
-             "close()\n--\n\n"
+             "close($self, /)\n--\n\n"
              "Destroy the stream; its pending work still runs. A second call does nothing.\n\n"
              "Call forget_stream() of every pool that used it first: the driver crashes on a "
              "destroyed stream.\n\n"
@@ -343,8 +349,8 @@ static PyMethodDef cuda_stream_methods[] = {
     {"fill", METHOD(cuda_stream_fill), CALL_FLAGS, fill_doc},
     {"copy", METHOD(cuda_stream_copy), CALL_FLAGS, copy_doc},
     {"close", (PyCFunction)cuda_stream_close, METH_NOARGS, close_doc},
-    {"__enter__", cuda_stream_enter, METH_NOARGS, NULL},
-    {"__exit__", METHOD(cuda_stream_exit), METH_FASTCALL, NULL},
+    {"__enter__", cuda_stream_enter, METH_NOARGS, EXT_ENTER_DOC},
+    {"__exit__", METHOD(cuda_stream_exit), METH_FASTCALL, EXT_EXIT_DOC},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,6 +7,7 @@
 
 #include "../../backing/host_stream.h"
 #include "args.h"
+#include "call.h"
 #include "errors.h"
 #include "gate.h"
 
@@ -45,6 +46,18 @@ int ext_host_stream_handle(PyObject *object, uintptr_t *handle)
     return 0;
 }
 
+bool ext_host_stream_is_closed(PyObject *object, uintptr_t *id)
+{
+    struct host_stream_object *self = (struct host_stream_object *)object;
+    *id = (uintptr_t)self->id;
+    return self->closed;
+}
+
+bool ext_host_stream_is_current(uint64_t id)
+{
+    return running != NULL && running->id == id;
+}
+
 /* ---- work ----------------------------------------------------------------------------------- */
 
 /* On the worker thread. After the gate closed it is parked and does not come back. */
@@ -72,7 +85,7 @@ static void run_task(void *context)
 
 PyDoc_STRVAR(
     submit_doc,
-    "submit(function)\n--\n\n"
+    "submit($self, function, /)\n--\n\n"
     "Run function() on the worker thread, after everything submitted before.\n\n"
     "Parameters\n----------\n"
     "function : callable\n"
@@ -163,7 +176,7 @@ static int wait_for_work(struct host_stream_object *self)
 
 PyDoc_STRVAR(
     synchronize_doc,
-    "synchronize()\n--\n\n"
+    "synchronize($self, /)\n--\n\n"
     "Wait until everything submitted before is done.\n\n"
     "Raises\n------\n"
     "BaseException\n    What a submitted callable raised first since the last call, unchanged.\n"
@@ -198,7 +211,7 @@ static void close_stream(struct host_stream_object *self)
     }
 }
 
-PyDoc_STRVAR(close_doc, "close()\n--\n\n"
+PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
                         "Take no more work. What was submitted still runs; synchronize() first to "
                         "wait for it and to see its\n"
                         "exceptions: one that nobody asked for is only reported when the stream is "
@@ -338,8 +351,8 @@ static PyMethodDef host_stream_methods[] = {
     {"submit", (PyCFunction)host_stream_submit, METH_O, submit_doc},
     {"synchronize", (PyCFunction)host_stream_synchronize, METH_NOARGS, synchronize_doc},
     {"close", (PyCFunction)host_stream_close, METH_NOARGS, close_doc},
-    {"__enter__", host_stream_enter, METH_NOARGS, NULL},
-    {"__exit__", (PyCFunction)(void (*)(void))host_stream_exit, METH_FASTCALL, NULL},
+    {"__enter__", host_stream_enter, METH_NOARGS, EXT_ENTER_DOC},
+    {"__exit__", (PyCFunction)(void (*)(void))host_stream_exit, METH_FASTCALL, EXT_EXIT_DOC},
     {NULL, NULL, 0, NULL},
 };
 

@@ -19,9 +19,9 @@
 
 PyMODINIT_FUNC PyInit__core(void);
 
-int ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot)
+int ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base, PyTypeObject **slot)
 {
-    *slot = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    *slot = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, (PyObject *)base);
     return *slot == NULL ? -1 : PyModule_AddType(module, *slot);
 }
 
@@ -130,7 +130,9 @@ static int module_exec(PyObject *module)
     if (intern_names(state) < 0 || ext_load_errors(state) < 0 || ext_add_chunk(module, state) < 0 ||
         ext_add_backings(module, state) < 0 || ext_add_host_stream(module, state) < 0 ||
         ext_add_cuda_stream(module, state) < 0 || ext_add_pool(module, state) < 0 ||
-        ext_add_pool_views(module, state) < 0 || ext_add_buffer(module, state) < 0)
+        ext_add_pool_views(module, state) < 0 || ext_add_memory(module, state) < 0 ||
+        ext_add_buffer(module, state) < 0 || ext_add_growable(module, state) < 0 ||
+        ext_add_range(module, state) < 0 || ext_add_view(module, state) < 0)
         return -1;
 #ifdef GROWPOOL_TESTING
     if (ext_add_sim(module, state) < 0)

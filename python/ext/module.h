@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the extension's types share: the module's state, and how each type joins the module. State is
- * reached through the type of an object (no type here can be subclassed), so there is no static object.
+ * reached through the type of an object (none of a type made in Python exists: what can be subclassed
+ * cannot be made), so there is no static object.
  */
 #ifndef EXT_MODULE_H
 #define EXT_MODULE_H
@@ -10,7 +11,11 @@
 
 struct module_state {
     PyTypeObject *pool_type;
+    PyTypeObject *memory_type; /* the base of the next four */
     PyTypeObject *buffer_type;
+    PyTypeObject *growable_type;
+    PyTypeObject *range_type;
+    PyTypeObject *view_type;
     PyTypeObject *chunk_type;
     PyTypeObject *device_backing_type;
     PyTypeObject *host_numa_backing_type;
@@ -19,6 +24,7 @@ struct module_state {
     PyTypeObject *cuda_stream_type;
     PyTypeObject *stats_type;
     PyTypeObject *limit_result_type;
+    PyTypeObject *release_result_type;
 
     /* Classes of python/growpool/_errors.py. */
     PyObject *error;
@@ -54,7 +60,11 @@ struct module_state *ext_state_of_type(PyTypeObject *type);
 /* Each makes its heap types and puts them into the state and the module. 0, or -1 with an exception. */
 int ext_add_pool(PyObject *module, struct module_state *state);
 int ext_add_pool_views(PyObject *module, struct module_state *state);
+int ext_add_memory(PyObject *module, struct module_state *state); /* before the next four */
 int ext_add_buffer(PyObject *module, struct module_state *state);
+int ext_add_growable(PyObject *module, struct module_state *state);
+int ext_add_range(PyObject *module, struct module_state *state);
+int ext_add_view(PyObject *module, struct module_state *state);
 int ext_add_chunk(PyObject *module, struct module_state *state);
 int ext_add_backings(PyObject *module, struct module_state *state);
 int ext_add_host_stream(PyObject *module, struct module_state *state);
@@ -64,7 +74,7 @@ int ext_add_capi(PyObject *module);
 int ext_add_sim(PyObject *module, struct module_state *state);
 #endif
 
-/* Makes a type from its spec, keeps it in *slot and adds it to the module. */
-int ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **slot);
+/* Makes a type from its spec, keeps it in *slot and adds it to the module. `base` NULL: object. */
+int ext_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base, PyTypeObject **slot);
 
 #endif

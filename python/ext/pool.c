@@ -8,13 +8,6 @@
 #include "errors.h"
 #include "gate.h"
 
-#include <stdatomic.h>
-
-#include "../../sync/reaper.h"
-
-#define SLICE_NS UINT64_C(20000000)
-#define PAUSE_NS UINT64_C(5000000)
-
 /* Every pool that was not finalised; guarded by the GIL. Process-wide, as the gate is, so that a module
  * that was imported twice still closes all pools at the end. */
 static struct pool_object *live_pools;
@@ -219,11 +212,12 @@ void ext_pool_drop_streams(struct pool_object *self)
         PyDict_Clear(self->adapter->streams);
 }
 
-PyObject *ext_pool_close(struct pool_object *self, PyObject *unused)
+/* -1 with an exception; *pinned says that live exports were the reason. */
+static int close_pool(struct pool_object *self, bool *pinned)
 {
-    (void)unused;
+    *pinned = false;
     if (self->pool == NULL)
-        Py_RETURN_NONE;
+        return 0;
     gp_pool *pool = gp_pool_retain(self->pool);
     struct ext_call call;
     ext_call_begin(&call, ext_state((PyObject *)self), 0);
@@ -233,7 +227,15 @@ PyObject *ext_pool_close(struct pool_object *self, PyObject *unused)
     PyObject *raised = py_take_exception();
     ext_pool_drop_streams(self);
     py_raise_exception(raised);
-    if (failed)
+    *pinned = status == GP_ERR_PINNED && PyErr_ExceptionMatches(PyExc_BufferError);
+    return failed;
+}
+
+PyObject *ext_pool_close(struct pool_object *self, PyObject *unused)
+{
+    bool pinned;
+    (void)unused;
+    if (close_pool(self, &pinned) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -248,98 +250,31 @@ PyObject *ext_pool_enter(struct pool_object *self, PyObject *unused)
     return NULL;
 }
 
-/* A pool that waits for the delivery thread to close it, with a reference of its own. */
-struct ext_closing {
-    gp_pool *pool;
-    struct module_state *state; /* lives as long as the pool: its adapter keeps the module */
-    struct ext_closing *next;
-};
-
-/* Lock-free, so that a fork at any moment leaves the child nothing locked. */
-static _Atomic(struct ext_closing *) to_close;
-
-static void push_closing(struct ext_closing *node)
-{
-    node->next = atomic_load(&to_close);
-    while (!atomic_compare_exchange_weak(&to_close, &node->next, node)) {
-    }
-}
-
-/* One slice of a close on the delivery thread, so that one pool's streams do not hold up the others.
- * What free raises goes to sys.unraisablehook. False: to be called again. */
-static bool close_slice(struct ext_closing *node)
-{
-    struct ext_attached attached;
-    if (!ext_attach(&attached))
-        return true;
-    struct ext_call call;
-    ext_call_begin(&call, node->state, 0);
-    call.deadline = ext_now_ns() + SLICE_NS;
-    gp_status status = gp_pool_close(node->pool, &call.error);
-    ext_call_end_quietly(&call);
-    ext_detach(&attached);
-    return status == GP_OK || status == GP_ERR_STATE;
-}
-
-static uint64_t close_waiting(void *unused)
-{
-    (void)unused;
-    struct ext_closing *node = atomic_exchange(&to_close, NULL);
-    uint64_t pause = UINT64_MAX;
-    while (node != NULL) {
-        struct ext_closing *next = node->next;
-        if (close_slice(node)) {
-            gp_pool_release(node->pool);
-            PyMem_RawFree(node);
-        } else {
-            push_closing(node);
-            pause = PAUSE_NS;
-        }
-        node = next;
-    }
-    return pause;
-}
-
-void ext_pool_close_later(struct pool_object *self)
-{
-    static struct gp__reaper_client client = {.function = close_waiting, .due = UINT64_MAX};
-    struct ext_closing *node = self->closing;
-    if (self->pool == NULL || node == NULL)
-        return;
-    self->closing = NULL;
-    node->pool = gp_pool_retain(self->pool);
-    node->state = ext_state((PyObject *)self);
-    push_closing(node);
-    gp__reaper_kick(&client);
-}
-
 /* With live exports the pool cannot be closed yet: it takes no more work and goes with the last one. */
 static int finish_later(struct pool_object *self)
 {
-    if (!self->finishing)
-        self->closing = PyMem_RawCalloc(1, sizeof(*self->closing));
-    if (!self->finishing && self->closing == NULL) {
-        PyErr_NoMemory();
+    gp_error error = {0};
+    gp_status status = gp_pool_finish(self->pool, &error);
+    if (status != GP_OK) {
+        ext_raise(ext_state((PyObject *)self), status, &error, NULL);
         return -1;
     }
     self->finishing = true;
     return PyErr_WarnFormat(
         PyExc_ResourceWarning, 1,
-        "pool '%s' has %zu live exports at the end of its with block; it is closed "
-        "when the last array or memoryview on its memory goes",
-        gp_pool_name(self->pool), self->exports);
+        "pool '%s' has live exports at the end of its with block; it is closed when the last "
+        "array, view or memoryview on its memory goes",
+        gp_pool_name(self->pool));
 }
 
 PyObject *ext_pool_exit(struct pool_object *self, PyObject *const *args, Py_ssize_t nargs)
 {
     bool body_raised = nargs > 0 && args[0] != Py_None;
-    int failed = 0;
-    if (self->pool != NULL && self->exports > 0) {
-        failed = finish_later(self);
-    } else {
-        PyObject *result = ext_pool_close(self, NULL);
-        failed = result == NULL ? -1 : 0;
-        Py_XDECREF(result);
+    bool pinned;
+    int failed = close_pool(self, &pinned);
+    if (pinned) {
+        PyErr_Clear();
+        failed = self->pool != NULL ? finish_later(self) : 0;
     }
     if (failed == 0)
         Py_RETURN_NONE;
@@ -404,7 +339,6 @@ static void pool_dealloc(struct pool_object *self)
     PyObject_GC_UnTrack(self);
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
-    PyMem_RawFree(self->closing);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -532,5 +466,5 @@ static PyType_Spec pool_spec = {
 
 int ext_add_pool(PyObject *module, struct module_state *state)
 {
-    return ext_add_type(module, &pool_spec, &state->pool_type);
+    return ext_add_type(module, &pool_spec, NULL, &state->pool_type);
 }

@@ -7,10 +7,10 @@
  * adapter's Python references to the collector (backing.h). Only its finaliser ends that, all three at
  * once: from then on the delivery thread closes the pool, and an object that is resurrected is a husk
  * that says "closed". A pool that leaves its with block under live exports is finishing: it takes no
- * more work, and after the last export the delivery thread closes it while the object stays whole. A
- * buffer with live exports holds the gp_pool too, so nothing is unmapped under an export. Should the
- * callables themselves refer to such an export, the pool stays until it is released: free must find its
- * closure whole, so the collector may not take that cycle apart.
+ * more work, and after the last export the delivery thread closes it while the object stays whole. Each
+ * export holds the gp_pool too (memory.h), so nothing is unmapped under it, whichever of the objects are
+ * still there. Should the callables themselves refer to such an export, the pool stays until it is
+ * released: free must find its closure whole, so the collector may not take that cycle apart.
  */
 #ifndef EXT_POOL_H
 #define EXT_POOL_H
@@ -28,10 +28,7 @@ struct pool_object {
     gp_backing *backing; /* the adapter's */
     struct ext_adapter *adapter; /* NULL once finalised */
     gp_device *device;
-    size_t exports; /* live exports of all its buffers */
     bool finishing; /* takes no more work and is closed after its last export */
-    struct ext_closing
-        *closing; /* memory for ext_pool_close_later(), from finishing on; used once */
     struct pool_object *next; /* all pools that were not finalised, for the end of the process */
     struct pool_object *previous;
     PyObject *weak_references;
@@ -41,8 +38,6 @@ struct pool_object {
 gp_pool *ext_pool_get(struct pool_object *self);
 /* Of a finishing or closed pool too: what was left. NULL with PoolStateError once it was finalised. */
 gp_pool *ext_pool_readable(struct pool_object *self);
-/* Has the delivery thread close a finishing pool without exports. Neither waits, fails nor calls Python. */
-void ext_pool_close_later(struct pool_object *self);
 /* Closes every pool that is left, until the deadline (CLOCK_MONOTONIC ns). Attached; raises nothing. */
 void ext_pool_close_all(uint64_t deadline);
 PyObject *ext_pool_close(struct pool_object *self, PyObject *unused);
@@ -51,9 +46,14 @@ PyObject *ext_pool_exit(struct pool_object *self, PyObject *const *args, Py_ssiz
 /* What close() does to the object once the pool inside is closed. */
 void ext_pool_drop_streams(struct pool_object *self);
 
-/* The pool's stream for an argument; the stream object is kept alive. *out is a new reference. With
- * `optional`, None gives *out NULL (the block's own stream). 0, or -1 with an exception. */
-int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, bool optional,
+enum {
+    EXT_STREAM_OPTIONAL = 1, /* None, or left out, gives NULL: the memory's own stream */
+    /* The same, for the end of a use: so does a closed growpool stream that has no work left. */
+    EXT_STREAM_LAST_USE = 2
+};
+/* The pool's stream for an argument; the stream object is kept alive. *out is a new reference. 0, or -1
+ * with an exception. */
+int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, unsigned flags,
                     gp_stream **out);
 /* A block, first by the way that never blocks, then detached. 0, or -1 with an exception. */
 int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream, unsigned flags,
@@ -65,5 +65,6 @@ PyObject *ext_pool_get_limit(struct pool_object *self, void *unused);
 PyObject *ext_pool_get_unreturned(struct pool_object *self, void *unused);
 PyObject *ext_pool_snapshot(struct pool_object *self, PyObject *unused);
 PyObject *ext_limit_result(struct module_state *state, const gp_limit_result *result);
+PyObject *ext_release_result(struct module_state *state, const gp_release_result *result);
 
 #endif

@@ -7,6 +7,7 @@
 #include "buffer.h"
 #include "errors.h"
 #include "pool.h"
+#include "range.h"
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
@@ -23,18 +24,32 @@ static int keep_stream(struct pool_object *self, const gp_stream *stream, PyObje
     return kept == NULL ? -1 : 0;
 }
 
+/* A closed host stream may have work left, and is known until that is done; a CUDA stream is destroyed
+ * when it is closed, and its handle may be another's by now. *out stays NULL without work. */
+static int closed_stream(struct module_state *state, gp_pool *pool, uintptr_t handle,
+                         gp_stream **out)
+{
+    gp_error error = {0};
+    gp_status status = gp_pool_stream(pool, handle, out, &error);
+    if (status == GP_OK || status == GP_ERR_ARGUMENT)
+        return 0;
+    ext_raise(state, status, &error, NULL);
+    return -1;
+}
+
 /* The pool is asked each time, even for a handle seen before: drivers hand the handle of a destroyed
  * stream to the next one, and only the pool can tell. */
-int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, bool optional,
+int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, unsigned flags,
                     gp_stream **out)
 {
     uintptr_t handle;
     PyObject *keep;
-    if (optional && (object == NULL || object == Py_None)) {
-        *out = NULL;
-        return 0;
-    }
     struct module_state *state = ext_state((PyObject *)self);
+    *out = NULL;
+    if (flags != 0 && (object == NULL || object == Py_None))
+        return 0;
+    if ((flags & EXT_STREAM_LAST_USE) && ext_stream_is_closed(state, object, &handle))
+        return handle != 0 ? closed_stream(state, pool, handle, out) : 0;
     gp_pool_retain(pool); /* asking the object for its handle may run anything */
     int result = ext_stream(state, self->device, object, &handle, &keep);
     if (result == 0) {
@@ -79,7 +94,7 @@ int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream_objec
 {
     gp_stream *stream = NULL;
     gp_pool *pool = ext_pool_get(self);
-    if (pool == NULL || ext_pool_stream(self, pool, stream_object, false, &stream) < 0)
+    if (pool == NULL || ext_pool_stream(self, pool, stream_object, 0, &stream) < 0)
         return -1;
     int result = -1;
     pool = ext_pool_get(self); /* it may have been closed by whoever was asked for the handle */
@@ -112,7 +127,7 @@ PyDoc_STRVAR(
     "LimitExceededError\n    The limit leaves no room, even after reclaiming all that is idle.\n"
     "OutOfMemoryError\n    The backing has no memory.\n"
     "AddressSpaceError\n    No addresses are left.\n"
-    "CaptureError\n    The stream is being captured.\n"
+    "CaptureError\n    The stream's capture was invalidated.\n"
     "PoolStateError\n    The pool is closed, forked, poisoned, or the process exits.\n"
     "TypeError, ValueError, OverflowError\n    A wrong argument, or a wrong answer of alloc.\n"
     "RuntimeError\n    Called by the pool's own callback and the pool would have to grow.\n"
@@ -158,7 +173,7 @@ static PyObject *pool_free(struct pool_object *self, PyObject *const *args, Py_s
     gp_stream *stream = NULL;
     if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
         ext_address(given[0], "ptr", &address) < 0 || ext_pool_readable(self) == NULL ||
-        ext_pool_stream(self, self->pool, given[1], true, &stream) < 0)
+        ext_pool_stream(self, self->pool, given[1], EXT_STREAM_LAST_USE, &stream) < 0)
         return NULL;
     gp_error error = {0};
     gp_status status = GP_ERR_STATE;
@@ -190,6 +205,54 @@ static PyObject *pool_allocate(struct pool_object *self, PyObject *const *args, 
         ext_size(given[0], "size", &size) < 0)
         return NULL;
     return ext_buffer_allocate(self, size, given[1]);
+}
+
+PyDoc_STRVAR(growable_doc,
+             "growable($self, /, max_size, *, stream=None)\n--\n\n"
+             "Memory that grows and shrinks in place: empty at first, see Growable.resize().\n\n"
+             "Parameters\n----------\n"
+             "max_size : int or str\n    Bytes of addresses to reserve; they cost no memory.\n"
+             "stream : stream, optional\n    Its own stream, as of malloc().\n\n"
+             "Returns\n-------\nGrowable\n\n"
+             "Raises\n------\n"
+             "AddressSpaceError\n    There are not so many addresses.\n"
+             "PoolStateError\n    The pool is closed, forked, poisoned, or the process exits.\n"
+             "TypeError, ValueError, OverflowError\n    A wrong argument.\n\n"
+             "Notes\n-----\nAny thread.");
+
+static PyObject *pool_growable(struct pool_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+    static const char *const names[] = {"max_size", "stream", NULL};
+    static const struct ext_signature signature = {"growable", names, 1, 1};
+    PyObject *given[2];
+    size_t size;
+    if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
+        ext_size(given[0], "max_size", &size) < 0)
+        return NULL;
+    return ext_growable_new(self, size, given[1]);
+}
+
+PyDoc_STRVAR(range_doc, "range($self, /, size, *, stream=None)\n--\n\n"
+                        "Addresses of which any part can have memory; see Range.commit().\n\n"
+                        "Parameters\n----------\n"
+                        "size : int or str\n    Bytes of addresses to reserve, rounded up to "
+                        "pages; they cost no memory.\n"
+                        "stream : stream, optional\n    Its own stream, as of malloc().\n\n"
+                        "Returns\n-------\nRange\n\n"
+                        "Errors and thread rule are those of growable().");
+
+static PyObject *pool_range(struct pool_object *self, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames)
+{
+    static const char *const names[] = {"size", "stream", NULL};
+    static const struct ext_signature signature = {"range", names, 1, 1};
+    PyObject *given[2];
+    size_t size;
+    if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
+        ext_size(given[0], "size", &size) < 0)
+        return NULL;
+    return ext_range_new(self, size, given[1]);
 }
 
 /* ---- shrinking ------------------------------------------------------------------------------- */
@@ -315,7 +378,7 @@ PyDoc_STRVAR(forget_stream_doc,
              "stream : stream or None\n    None is the device's default stream.\n\n"
              "Raises\n------\n"
              "TypeError, ValueError\n    Not a stream of the pool's device.\n"
-             "CaptureError\n    The stream is being captured.\n"
+             "CaptureError\n    The stream's capture was invalidated.\n"
              "PoolStateError\n    The pool is closed or forked.\n\n"
              "Notes\n-----\n"
              "Any thread. Notices signals while it waits. Blocks allocated on the stream stay "
@@ -343,8 +406,20 @@ static PyObject *pool_forget_stream(struct pool_object *self, PyObject *stream_o
 {
     gp_stream *stream = NULL;
     gp_pool *pool = ext_pool_get(self);
-    if (pool == NULL || ext_pool_stream(self, pool, stream_object, false, &stream) < 0)
+    uintptr_t closed;
+    if (pool == NULL)
         return NULL;
+    /* None is a stream here, the default one. */
+    unsigned flags = ext_stream_is_closed(ext_state((PyObject *)self), stream_object, &closed)
+                         ? EXT_STREAM_LAST_USE
+                         : 0;
+    if (ext_pool_stream(self, pool, stream_object, flags, &stream) < 0)
+        return NULL;
+    if (stream == NULL) { /* closed, and without work */
+        if (closed != 0 && drop_stream(self, closed) < 0)
+            return NULL;
+        Py_RETURN_NONE;
+    }
     uint64_t id = gp_stream_id(stream);
     uintptr_t handle = gp_stream_handle(stream);
     gp_stream_release(stream);
@@ -402,8 +477,8 @@ PyDoc_STRVAR(
     "    'segments': list of {'address', 'bytes', 'spans'}; a span is {'address', 'bytes', "
     "'state',\n"
     "    'stream', 'owners'}, with state one of 'used', 'free', 'claimed', 'retiring', 'hole',\n"
-    "    'abandoned', the id of the stream it was allocated on, and how many owners may still use "
-    "it.\n"
+    "    'abandoned', 'held' (free, for the capture it belongs to), the id of the stream it was\n"
+    "    allocated on, and how many owners may still use it.\n"
     "    'chunks': list of {'address', 'bytes', 'id', 'retiring'}.\n\n"
     "Raises\n------\nPoolStateError\n    The pool was forked. A closed pool has an empty map.\n\n"
     "Notes\n-----\nAny thread.");
@@ -414,6 +489,8 @@ PyMethodDef ext_pool_call_methods[] = {
     {"malloc", METHOD(pool_malloc), METH_FASTCALL | METH_KEYWORDS, malloc_doc},
     {"free", METHOD(pool_free), METH_FASTCALL | METH_KEYWORDS, free_doc},
     {"allocate", METHOD(pool_allocate), METH_FASTCALL | METH_KEYWORDS, allocate_doc},
+    {"growable", METHOD(pool_growable), METH_FASTCALL | METH_KEYWORDS, growable_doc},
+    {"range", METHOD(pool_range), METH_FASTCALL | METH_KEYWORDS, range_doc},
     {"trim", METHOD(pool_trim), METH_FASTCALL | METH_KEYWORDS, trim_doc},
     {"drain", METHOD(pool_drain), METH_NOARGS, drain_doc},
     {"set_limit", METHOD(pool_set_limit), METH_O, set_limit_doc},

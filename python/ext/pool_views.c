@@ -49,6 +49,20 @@ static PyStructSequence_Desc limit_result_desc = {
     4,
 };
 
+static PyStructSequence_Field release_result_fields[] = {
+    {"released_bytes", "Bytes given back, or with wait=False set retiring."},
+    {"kept_bytes", "Bytes of the part that are still mapped: in chunks that other pages share, or "
+                   "that only an explicit trim(), drain() or close() gives back."},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Desc release_result_desc = {
+    "growpool.ReleaseResult",
+    "What resize() or decommit() gave back. Immutable; sizes are bytes.",
+    release_result_fields,
+    2,
+};
+
 /* Sets the next item, which may be NULL with an exception. */
 static void set_next(PyObject *sequence, Py_ssize_t *index, PyObject *value)
 {
@@ -92,6 +106,17 @@ PyObject *ext_limit_result(struct module_state *state, const gp_limit_result *li
     set_next(result, &next, PyLong_FromSize_t(limit->physical_bytes));
     set_next(result, &next, PyLong_FromSize_t(limit->overage_bytes));
     set_next(result, &next, PyLong_FromSize_t(limit->deferred_bytes));
+    return if_complete(result);
+}
+
+PyObject *ext_release_result(struct module_state *state, const gp_release_result *release)
+{
+    PyObject *result = PyStructSequence_New(state->release_result_type);
+    if (result == NULL)
+        return NULL;
+    Py_ssize_t next = 0;
+    set_next(result, &next, PyLong_FromSize_t(release->released_bytes));
+    set_next(result, &next, PyLong_FromSize_t(release->kept_bytes));
     return if_complete(result);
 }
 
@@ -283,5 +308,7 @@ int ext_add_pool_views(PyObject *module, struct module_state *state)
 {
     if (add_sequence(module, "Stats", &stats_desc, &state->stats_type) < 0)
         return -1;
-    return add_sequence(module, "LimitResult", &limit_result_desc, &state->limit_result_type);
+    if (add_sequence(module, "LimitResult", &limit_result_desc, &state->limit_result_type) < 0)
+        return -1;
+    return add_sequence(module, "ReleaseResult", &release_result_desc, &state->release_result_type);
 }

@@ -2,7 +2,7 @@
 """The C side of growpool. Use it through the package; the docstrings are in the extension."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, final
 
@@ -11,6 +11,11 @@ if sys.version_info >= (3, 12):
 else:
     class _BufferProtocol(Protocol):
         def __buffer__(self, flags: int, /) -> memoryview: ...
+
+if sys.version_info >= (3, 13):
+    from types import CapsuleType
+else:
+    from typing import Any as CapsuleType
 
 __version__: str
 _C_API: object  # a capsule: include/growpool/capi.h
@@ -237,7 +242,7 @@ class LimitResult(tuple[int | None, ...]):
 class _SpanInfo(TypedDict):
     address: int
     bytes: int
-    state: Literal["used", "free", "claimed", "retiring", "hole", "abandoned"]
+    state: Literal["used", "free", "claimed", "retiring", "hole", "abandoned", "held"]
     stream: int
     owners: int
 
@@ -256,11 +261,61 @@ class _Snapshot(TypedDict):
     segments: list[_SegmentInfo]
     chunks: list[_ChunkInfo]
 
+# ---- memory ----
+
+_Dtype: TypeAlias = object  # a name, a typestr, a NumPy or PyTorch dtype, a scalar type
+_Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
+
 @final
-class Buffer(_BufferProtocol):
+class ReleaseResult(tuple[int, ...]):
+    n_fields: Final = 2
+    n_sequence_fields: Final = 2
+    n_unnamed_fields: Final = 0
+    __match_args__: Final = (
+        "released_bytes",
+        "kept_bytes",
+    )
+    @property
+    def released_bytes(self) -> int: ...
+    @property
+    def kept_bytes(self) -> int: ...
+
+class _CudaArrayInterface(TypedDict):
+    version: int
+    shape: tuple[int, ...]
+    typestr: str
+    data: tuple[int, bool]
+    strides: None
+    stream: int
+
+class Memory:
     def close(self, stream: _Stream | None = None) -> None: ...
     def record_stream(self, stream: _Stream | None, /) -> None: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def view(self, shape: _Shape, dtype: _Dtype = "uint8", *, offset: _Size = 0) -> View: ...
+    def copy_from(
+        self,
+        source: Memory | _BufferProtocol,
+        stream: _Stream | None = None,
+        *,
+        offset: _Size | None = None,
+    ) -> None: ...
+    def copy_to(
+        self,
+        target: Memory | _BufferProtocol,
+        stream: _Stream | None = None,
+        *,
+        offset: _Size | None = None,
+    ) -> None: ...
+    def fill(self, value: SupportsIndex, stream: _Stream | None = None) -> None: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: _Stream | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -271,8 +326,6 @@ class Buffer(_BufferProtocol):
     ) -> None: ...
     @property
     def handle(self) -> int: ...
-    @property
-    def size(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -287,6 +340,70 @@ class Buffer(_BufferProtocol):
     def is_device_accessible(self) -> bool: ...
     @property
     def is_host_accessible(self) -> bool: ...
+
+@final
+class Buffer(Memory):
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def physical_bytes(self) -> int: ...
+
+@final
+class Growable(Memory):
+    def resize(
+        self, size: _Size, stream: _Stream | None = None, *, wait: bool = True
+    ) -> ReleaseResult: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def max_size(self) -> int: ...
+    @property
+    def granularity(self) -> int: ...
+    @property
+    def physical_bytes(self) -> int: ...
+
+@final
+class Range(Memory):
+    def commit(self, offset: _Size, size: _Size, stream: _Stream | None = None) -> int: ...
+    def commit_many(
+        self, intervals: Iterable[Iterable[_Size]], stream: _Stream | None = None
+    ) -> int: ...
+    def decommit(
+        self, offset: _Size, size: _Size, stream: _Stream | None = None, *, wait: bool = True
+    ) -> ReleaseResult: ...
+    def decommit_many(
+        self,
+        intervals: Iterable[Iterable[_Size]],
+        stream: _Stream | None = None,
+        *,
+        wait: bool = True,
+    ) -> ReleaseResult: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def committed(self) -> list[tuple[int, int]]: ...
+    @property
+    def committed_bytes(self) -> int: ...
+    @property
+    def granularity(self) -> int: ...
+    @property
+    def physical_bytes(self) -> int: ...
+
+@final
+class View(Memory):
+    def close(self) -> None: ...  # type: ignore[override]  # its part has no stream of its own
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def base(self) -> Buffer | Growable | Range: ...
+    @property
+    def __cuda_array_interface__(self) -> _CudaArrayInterface: ...
 
 @final
 class Pool:
@@ -305,6 +422,8 @@ class Pool:
     def malloc(self, size: _Size, stream: _Stream | None = None) -> int: ...
     def free(self, ptr: SupportsIndex, stream: _Stream | None = None) -> None: ...
     def allocate(self, size: _Size, stream: _Stream | None = None) -> Buffer: ...
+    def growable(self, max_size: _Size, *, stream: _Stream | None = None) -> Growable: ...
+    def range(self, size: _Size, *, stream: _Stream | None = None) -> Range: ...
     def trim(self, min_bytes_to_keep: _Size = 0, wait: bool = True) -> int: ...
     def drain(self) -> None: ...
     def set_limit(self, limit: _Size | None, /) -> LimitResult: ...
