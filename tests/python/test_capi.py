@@ -160,6 +160,41 @@ def test_a_callbacks_exception_is_a_status_in_c(
         assert pool.stats.physical_bytes == 0
 
 
+# ---- ranges made in Python -----------------------------------------------------------------------
+
+
+def test_c_commits_in_a_range_made_in_python(
+    extension: ModuleType, pool: growpool.Pool, supplier: Supplier
+) -> None:
+    pages = pool.range("64 MiB")
+    assert extension.commit(pages, 4 * PAGE, 2 * PAGE) == 2 * PAGE
+    assert list(pages.committed) == [(4 * PAGE, 2 * PAGE)]
+    assert supplier.out_bytes == 2 * PAGE
+    for empty in (pool.growable("64 MiB"), pool.range(0)):
+        assert extension.commit(empty, 0, 0) == 0
+
+
+@pytest.mark.parametrize("thing", [None, growpool.Range])
+def test_what_is_no_range_is_refused(extension: ModuleType, thing: object) -> None:
+    with pytest.raises(TypeError, match=r"range_of takes a growpool.Range or Growable, not "):
+        extension.commit(thing, 0, PAGE)
+
+
+def test_other_objects_of_growpool_are_no_ranges(
+    extension: ModuleType, pool: growpool.Pool
+) -> None:
+    for thing in (pool, pool.allocate(MIB), pool.allocate(MIB).view((4,), "uint8")):
+        with pytest.raises(TypeError, match=r"range_of takes .*, not growpool\."):
+            extension.commit(thing, 0, PAGE)
+
+
+def test_a_closed_range_is_refused(extension: ModuleType, pool: growpool.Pool) -> None:
+    pages = pool.range("64 MiB")
+    pages.close()
+    with pytest.raises(growpool.PoolStateError, match="closed"):
+        extension.commit(pages, 0, PAGE)
+
+
 # ---- objects that are no open pool ---------------------------------------------------------------
 
 
