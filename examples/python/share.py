@@ -29,7 +29,7 @@ def pool_on(chunk: growpool.Chunk) -> growpool.Pool:
 def first_process() -> None:
     ours, theirs = socket.socketpair()
     command = [sys.executable, __file__, str(theirs.fileno())]
-    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as child:
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as child, ours:
         theirs.close()
         chunk = growpool.Chunk.create(PAGE, "host", handle_type="posix_fd")
         with pool_on(chunk) as pool, pool.allocate(PAGE) as block:

@@ -6,7 +6,7 @@
 
 #include "capi.h"
 #include "errors.h"
-#include "pool.h"
+#include "memory.h"
 
 /* ---- conversions from Python objects: the PYTHON entries --------------------------------------- */
 
@@ -26,6 +26,19 @@ static gp_pool *capi_pool_of(void *object)
         return NULL;
     }
     return gp_pool_retain(pool);
+}
+
+static gp_range *capi_range_of(void *object)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)object);
+    struct module_state *state = ext_state_of_type(type);
+    struct memory_object *memory = state != NULL ? ext_memory_of(state, object) : NULL;
+    if (memory == NULL || (memory->kind != EXT_RANGE && memory->kind != EXT_GROWABLE)) {
+        PyErr_Format(PyExc_TypeError, "range_of takes a growpool.Range or Growable, not %.200s",
+                     type->tp_name);
+        return NULL;
+    }
+    return ext_memory_check_open(memory) == 0 ? gp_range_retain(memory->range) : NULL;
 }
 
 /* ---- the table --------------------------------------------------------------------------------- */

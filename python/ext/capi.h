@@ -58,10 +58,13 @@
 /* Every entry in order. FUNCTION(x) stands for the public function gp_x(). PYTHON(type, x) is a
  * conversion from a Python object: it returns a new reference that is the caller's to release, or NULL
  * with an exception.
- *   pool_of   growpool.Pool. TypeError for anything else, PoolStateError once it is closed.
+ *   pool_of    growpool.Pool
+ *   range_of   growpool.Range or Growable; the latter is only changed by gp_range_resize()
+ * TypeError for anything else, PoolStateError once it is closed.
  * Append only, and each new entry last: consumers in the field know the entries by their places. */
 #define GP_C_API_TABLE(FUNCTION, PYTHON)                                                           \
     PYTHON(gp_pool *, pool_of)                                                                     \
+    PYTHON(gp_range *, range_of)                                                                   \
     FUNCTION(error_set)                                                                            \
     FUNCTION(status_text)                                                                          \
     FUNCTION(device_open)                                                                          \

@@ -139,6 +139,28 @@ static PyObject *py_trim(PyObject *module, PyObject *object)
     return status == GP_OK ? PyLong_FromSize_t(released) : raise_status(status, &error);
 }
 
+/* ---- what it does with a range ----------------------------------------------------------------- */
+
+/* commit(range, offset, bytes) -> bytes that came. Detached. */
+static PyObject *py_commit(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    Py_ssize_t offset, bytes;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Onn", &object, &offset, &bytes))
+        return NULL;
+    gp_range *range = gp->range_of(object);
+    if (range == NULL)
+        return NULL;
+    const gp_interval interval = {(size_t)offset, (size_t)bytes};
+    gp_error error = {0};
+    size_t committed = 0;
+    gp_status status;
+    Py_BEGIN_ALLOW_THREADS status = gp->range_commit(range, &interval, 1, NULL, &committed, &error);
+    Py_END_ALLOW_THREADS gp->range_release(range);
+    return status == GP_OK ? PyLong_FromSize_t(committed) : raise_status(status, &error);
+}
+
 /* ---- a reference that outlives the Python object ----------------------------------------------- */
 
 static gp_pool *held;
@@ -205,6 +227,7 @@ static PyMethodDef methods[] = {
     {"try_allocate", py_try_allocate, METH_VARARGS, NULL},
     {"free", py_free, METH_VARARGS, NULL},
     {"trim", py_trim, METH_O, NULL},
+    {"commit", py_commit, METH_VARARGS, NULL},
     {"hold", py_hold, METH_O, NULL},
     {"held_physical_bytes", py_held_physical_bytes, METH_NOARGS, NULL},
     {"close_held", py_close_held, METH_NOARGS, NULL},

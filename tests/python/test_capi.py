@@ -69,6 +69,20 @@ def test_the_header_includes_no_python() -> None:
     assert re.findall(r"#\s*include.*", without_comments("capi.h")) == ['#include "growpool.h"']
 
 
+def test_cpp_may_include_it_beside_python(tmp_path: Path) -> None:
+    source = tmp_path / "user.cpp"
+    source.write_text(
+        "#include <Python.h>\n#include <growpool/capi.h>\n"
+        "gp_pool *pool_of(PyObject *object)\n{\n"
+        "    const gp_c_api *gp = gp_c_api_import(GP_C_API_VERSION);\n"
+        "    return gp ? gp->pool_of(object) : nullptr;\n}\n"
+    )
+    folders = [f"-I{sysconfig.get_path('include')}", f"-I{INCLUDE}"]
+    command = ["clang", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *folders]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- pools made in Python ------------------------------------------------------------------------
 
 
@@ -144,6 +158,41 @@ def test_a_callbacks_exception_is_a_status_in_c(
             extension.allocate(pool, MIB, "detached")
         assert isinstance(seen[-1], KeyError)
         assert pool.stats.physical_bytes == 0
+
+
+# ---- ranges made in Python -----------------------------------------------------------------------
+
+
+def test_c_commits_in_a_range_made_in_python(
+    extension: ModuleType, pool: growpool.Pool, supplier: Supplier
+) -> None:
+    pages = pool.range("64 MiB")
+    assert extension.commit(pages, 4 * PAGE, 2 * PAGE) == 2 * PAGE
+    assert list(pages.committed) == [(4 * PAGE, 2 * PAGE)]
+    assert supplier.out_bytes == 2 * PAGE
+    for empty in (pool.growable("64 MiB"), pool.range(0)):
+        assert extension.commit(empty, 0, 0) == 0
+
+
+@pytest.mark.parametrize("thing", [None, growpool.Range])
+def test_what_is_no_range_is_refused(extension: ModuleType, thing: object) -> None:
+    with pytest.raises(TypeError, match=r"range_of takes a growpool.Range or Growable, not "):
+        extension.commit(thing, 0, PAGE)
+
+
+def test_other_objects_of_growpool_are_no_ranges(
+    extension: ModuleType, pool: growpool.Pool
+) -> None:
+    for thing in (pool, pool.allocate(MIB), pool.allocate(MIB).view((4,), "uint8")):
+        with pytest.raises(TypeError, match=r"range_of takes .*, not growpool\."):
+            extension.commit(thing, 0, PAGE)
+
+
+def test_a_closed_range_is_refused(extension: ModuleType, pool: growpool.Pool) -> None:
+    pages = pool.range("64 MiB")
+    pages.close()
+    with pytest.raises(growpool.PoolStateError, match="closed"):
+        extension.commit(pages, 0, PAGE)
 
 
 # ---- objects that are no open pool ---------------------------------------------------------------
