@@ -183,7 +183,9 @@ typedef enum gp_location {
 } gp_location;
 
 enum {
-    GP_CHUNK_EXPORTABLE = 1, /* gp_chunk_export_fd() works */
+    /* gp_chunk_export_fd() works. On host such a chunk is a memory file: it holds a descriptor while it
+     * lives, and a forked child cannot reach it, where ordinary chunks are copied on write. */
+    GP_CHUNK_EXPORTABLE = 1,
     /* Network cards and the like may reach it. A wish: where the device or its driver says no, or a
      * trial shows that such memory cannot be used (one for each device), the chunk is made without, and
      * gp_chunk_flags() tells. */
@@ -197,11 +199,15 @@ GP_API gp_status gp_chunk_create(gp_device *device, size_t size, gp_location loc
                                  unsigned flags, gp_chunk **out, gp_error *error);
 /* A new POSIX file descriptor (close-on-exec, the caller's to close) that stands for the chunk's memory,
  * for another process to import. GP_ERR_ARGUMENT: not made with GP_CHUNK_EXPORTABLE; an imported chunk
- * cannot be exported again. */
+ * cannot be exported again. GP_ERR_STATE: closed. Works while a pool has the chunk; a close that comes
+ * meanwhile leaves the memory until the export is done. May block. */
 GP_API gp_status gp_chunk_export_fd(gp_chunk *chunk, int *fd, gp_error *error);
 /* The same memory from a descriptor that gp_chunk_export_fd() made, here or in another process; `size` is
- * the chunk's exact size, which is checked by a trial mapping (GP_ERR_ARGUMENT). The descriptor stays the
- * caller's. Memory lives until its last chunk in any process is released. */
+ * the chunk's exact size, which is checked by a trial mapping (GP_ERR_ARGUMENT, as for memory of another
+ * device and what is no open descriptor). GP_ERR_DRIVER: the driver finds no memory behind it;
+ * GP_ERR_UNAVAILABLE: the device cannot share. The descriptor stays the caller's. Memory lives until its
+ * last chunk and descriptor in any process are gone. Nothing orders the work of two processes on it. May
+ * block. */
 GP_API gp_status gp_chunk_import_fd(gp_device *device, int fd, size_t size, gp_chunk **out,
                                     gp_error *error);
 GP_API unsigned gp_chunk_flags(const gp_chunk *chunk); /* GP_CHUNK_*, as it came to be */

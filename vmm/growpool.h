@@ -157,7 +157,8 @@ typedef struct gp_pool_options {
     void *interrupted_context;
     /* Devices of the same kind that get access to every chunk, now and later; copied. The pool's own
      * device and doubles are dropped. GP_ERR_ARGUMENT: another kind; GP_ERR_UNAVAILABLE: one of them
-     * cannot reach the memory. */
+     * cannot reach the memory. Fences are recorded on streams of the pool's device alone: before memory
+     * that a peer works on is freed, one of those streams must be made to wait for that work. */
     gp_device *const *peers;
     size_t peer_count;
 } gp_pool_options;

@@ -47,15 +47,11 @@ static void expect_text(const gp_error *error, const char *part)
 
 /* ---- contents -------------------------------------------------------------------------------- */
 
-static void contents_survive_maps_and_unmaps(void **state)
+static void map_twice(void)
 {
-    (void)state;
     size_t bytes = 3 * PAGE;
-    unsigned mappings = mapping_count(), descriptors = descriptor_count();
-    int64_t live = gp__memory_live();
     uintptr_t va = reserve(8 * PAGE);
     gp__memory memory = create_shared(bytes);
-    assert_int_equal(descriptor_count(), descriptors + 1);
     map(va + PAGE, bytes, memory);
     assert_false(is_readable(va + PAGE)); /* no access yet */
     set_access(va + PAGE, bytes);
@@ -71,6 +67,15 @@ static void contents_survive_maps_and_unmaps(void **state)
     unmap(va + 4 * PAGE, bytes, memory);
     release(memory, bytes);
     free_address(va, 8 * PAGE);
+}
+
+static void contents_survive_maps_and_unmaps(void **state)
+{
+    (void)state;
+    int64_t live = gp__memory_live();
+    map_twice(); /* a sanitizer makes mappings of its own the first time */
+    unsigned mappings = mapping_count(), descriptors = descriptor_count();
+    map_twice();
     assert_int_equal(descriptor_count(), descriptors);
     assert_int_equal(mapping_count(), mappings);
     assert_int_equal(gp__memory_live(), live);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices that the contract suite runs over: --contract-devices, else the host and the simulator."""
+"""Fixtures of the contract suite: a device under test, and a backing that keeps books."""
 
 from __future__ import annotations
 

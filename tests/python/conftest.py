@@ -39,17 +39,34 @@ class Sim:
         return SimpleNamespace(**self.ledger())
 
 
-@pytest.fixture
-def sim() -> Iterator[Sim]:
-    """A simulated device; the test fails if anything is left in its ledger at the end."""
+def new_sim() -> Sim:
     module = getattr(growpool._core, "_sim", None)
     if module is None:
         pytest.fail("the simulated device is in testing builds only: put build/testing first")
-    device = Sim(module, next(_ordinals))
-    yield device
+    return Sim(module, next(_ordinals))
+
+
+def check_sim(device: Sim) -> None:
     gc.collect()
     assert device.violations() == (0, "")
     assert device.state.entered == 0
+
+
+@pytest.fixture
+def sim() -> Iterator[Sim]:
+    """A simulated device; the test fails if anything is left in its ledger at the end."""
+    device = new_sim()
+    yield device
+    check_sim(device)
+
+
+@pytest.fixture
+def sims() -> Iterator[list[Sim]]:
+    """Four simulated devices."""
+    devices = [new_sim() for _ in range(4)]
+    yield devices
+    for device in devices:
+        check_sim(device)
 
 
 @pytest.fixture

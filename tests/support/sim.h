@@ -5,15 +5,18 @@
  * on a real GPU (which calls succeed, which fail with which status) and reports as a violation every
  * call that on real hardware would crash, corrupt memory, kill the context or invalidate a capture.
  *
- * LEDGER      reservations; chunks with their creation reference and mappings; access for each
- *             mapping; streams with pending work that names the addresses it touches; events;
+ * LEDGER      reservations; chunks with their creation reference and mappings, one memory behind all
+ *             handles that were imported from it; access for each mapping, of the device and of
+ *             peers; streams with pending work that names the addresses it touches; events;
  *             captures and the graphs they become. A chunk's memory lives while it is unreleased or
  *             mapped.
  * VIOLATIONS  unmap, or free of addresses, under pending work; work launched on addresses that are
  *             not mapped with access, and work completing on addresses that were unmapped since;
  *             map, release or query of a junk or released handle; use of a destroyed stream; unmap of
  *             what is not mapped; half a mapping; map over a mapping or outside a reservation; a
- *             partial free of a reservation; free of addresses with mappings left; record in a
+ *             partial free of a reservation; access for a peer that is none or cannot reach; a chunk
+ *             with properties that the device does not claim; an export of memory not made for it;
+ *             free of addresses with mappings left; record in a
  *             capturing stream, or of a stream whose handle names another stream by now; query, wait or context-wide record that invalidates a capture
  *             (outside relaxed mode, or always for an implicit one); record on a thread-bound stream
  *             from another thread; record, query, wait, copy, fill or a question about a capture
