@@ -25,7 +25,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 SHORT := GP_TEST_OPS=10000
 LONG := GP_TEST_LONG=1 GP_TEST_OPS=100000
 
-.PHONY: help demo test test-long clean setup-test install
+.PHONY: help demo test test-long bench clean setup-test install
 .PHONY: testing-build asan-build tsan-build c-tests python-tests wheel-check lint asan-tests tsan-tests
 .PHONY: long-c-tests long-python-tests long-asan-tests long-tsan-tests mutants format
 
@@ -33,6 +33,7 @@ help:
 	@echo "make demo       a pool grows, meets its limit and shrinks; DEMO_ARGS='--device host'"
 	@echo "make test       every check: C and Python tests, lint, sanitizers"
 	@echo "make test-long  the same with the full counts"
+	@echo "make bench      page operations a second on a range of host memory"
 	@echo "make mutants    breaks the core on purpose; the named tests must notice"
 	@echo "make format     clang-format over the C files"
 	@echo "make clean      removes build/ and .venv/"
@@ -150,6 +151,13 @@ long-tsan-tests: tsan-build
 
 mutants: setup-test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/mutants.py
+
+# The C library as users build it; tests/test_install.py keeps it up to date in the same folder.
+bench: setup-test
+	$(CMAKE) -S . -B build/library -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+		-DCMAKE_C_COMPILER=gcc --log-level=WARNING
+	$(CMAKE) --build build/library --parallel $(JOBS) --target bench_range_pages
+	build/library/bench_range_pages
 
 # ---- upkeep --------------------------------------------------------------------------------------
 

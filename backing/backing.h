@@ -79,6 +79,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Stands before every public function, and only there: what the shared library exports. */
+#define GP_API __attribute__((visibility("default")))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -132,10 +135,10 @@ typedef struct gp_error {
 
 /* Fills *error (when not NULL) and returns status, so that callers write
  * `return gp_error_set(error, GP_ERR_ARGUMENT, "...", ...)`. Any thread. */
-gp_status gp_error_set(gp_error *error, gp_status status, const char *format, ...)
+GP_API gp_status gp_error_set(gp_error *error, gp_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The status in words ("out of memory"): a static string. */
-const char *gp_status_text(gp_status status);
+GP_API const char *gp_status_text(gp_status status);
 
 /* ---- devices ------------------------------------------------------------------------------ */
 
@@ -148,25 +151,25 @@ typedef enum gp_device_kind { GP_DEVICE_CUDA, GP_DEVICE_HOST, GP_DEVICE_SIM } gp
  * libcuda.so.1, initialises it and retains the primary context; nothing before this call touches
  * the driver. Errors: GP_ERR_UNAVAILABLE with a sentence that says what is missing (no driver, too
  * old, no such device, no virtual memory management), GP_ERR_STATE in a forked child. */
-gp_status gp_device_open(gp_device_kind kind, int ordinal, gp_device **out, gp_error *error);
+GP_API gp_status gp_device_open(gp_device_kind kind, int ordinal, gp_device **out, gp_error *error);
 
-gp_device_kind gp_device_kind_of(const gp_device *device);
-int gp_device_ordinal(const gp_device *device);
+GP_API gp_device_kind gp_device_kind_of(const gp_device *device);
+GP_API int gp_device_ordinal(const gp_device *device);
 /* The number that callbacks get: N for cuda, -1 for host, -2-N for sim:N. */
-int gp_device_id(const gp_device *device);
+GP_API int gp_device_id(const gp_device *device);
 /* "cuda:0", "host", "sim:0": a string that lives as long as the device. */
-const char *gp_device_name(const gp_device *device);
+GP_API const char *gp_device_name(const gp_device *device);
 /* Bytes; every chunk size is a multiple of it. 2 MiB on today's GPUs and on host. */
-size_t gp_device_granularity(const gp_device *device);
+GP_API size_t gp_device_granularity(const gp_device *device);
 /* True when the CPU can read and write this device's mapped memory through its addresses. */
-bool gp_device_is_host_accessible(const gp_device *device);
-bool gp_device_is_device_accessible(const gp_device *device);
+GP_API bool gp_device_is_host_accessible(const gp_device *device);
+GP_API bool gp_device_is_device_accessible(const gp_device *device);
 /* Free and total bytes of the device, as its driver says. May block. */
-gp_status gp_device_memory(gp_device *device, size_t *free_bytes, size_t *total_bytes,
-                           gp_error *error);
+GP_API gp_status gp_device_memory(gp_device *device, size_t *free_bytes, size_t *total_bytes,
+                                  gp_error *error);
 /* GP_OK when CUDA device 0 could be opened; else GP_ERR_UNAVAILABLE, and *error says why.
  * Never initialises a CUDA context. */
-gp_status gp_cuda_available(gp_error *error);
+GP_API gp_status gp_cuda_available(gp_error *error);
 
 /* ---- chunks ------------------------------------------------------------------------------- */
 
@@ -190,45 +193,45 @@ enum {
 /* Makes `size` bytes (a multiple of the granularity). GP_ERR_OUT_OF_MEMORY when the device has no
  * room, GP_ERR_UNAVAILABLE when the location, or exporting, is not supported there. May block: hold no
  * lock. */
-gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, unsigned flags,
-                          gp_chunk **out, gp_error *error);
+GP_API gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location,
+                                 unsigned flags, gp_chunk **out, gp_error *error);
 /* A new POSIX file descriptor (close-on-exec, the caller's to close) that stands for the chunk's memory,
  * for another process to import. GP_ERR_ARGUMENT: not made with GP_CHUNK_EXPORTABLE; an imported chunk
  * cannot be exported again. */
-gp_status gp_chunk_export_fd(gp_chunk *chunk, int *fd, gp_error *error);
+GP_API gp_status gp_chunk_export_fd(gp_chunk *chunk, int *fd, gp_error *error);
 /* The same memory from a descriptor that gp_chunk_export_fd() made, here or in another process; `size` is
  * the chunk's exact size, which is checked by a trial mapping (GP_ERR_ARGUMENT). The descriptor stays the
  * caller's. Memory lives until its last chunk in any process is released. */
-gp_status gp_chunk_import_fd(gp_device *device, int fd, size_t size, gp_chunk **out,
-                             gp_error *error);
-unsigned gp_chunk_flags(const gp_chunk *chunk); /* GP_CHUNK_*, as it came to be */
+GP_API gp_status gp_chunk_import_fd(gp_device *device, int fd, size_t size, gp_chunk **out,
+                                    gp_error *error);
+GP_API unsigned gp_chunk_flags(const gp_chunk *chunk); /* GP_CHUNK_*, as it came to be */
 /* Adopts a handle made elsewhere (for CUDA a CUmemGenericAllocationHandle). UNSAFE: the driver
  * crashes the process if the handle is not live. release(context) runs when the last reference
  * goes; with release NULL the handle itself is released then. Not on the host device. */
-gp_status gp_chunk_adopt(gp_device *device, uint64_t handle, size_t size,
-                         void (*release)(void *context), void *context, gp_chunk **out,
-                         gp_error *error);
-gp_chunk *gp_chunk_retain(gp_chunk *chunk);
+GP_API gp_status gp_chunk_adopt(gp_device *device, uint64_t handle, size_t size,
+                                void (*release)(void *context), void *context, gp_chunk **out,
+                                gp_error *error);
+GP_API gp_chunk *gp_chunk_retain(gp_chunk *chunk);
 /* Drops a reference; the last one releases the physical memory (may block: hold no lock). After
  * gp_begin_exit() or in a forked child the driver is left alone. NULL is allowed. */
-void gp_chunk_release(gp_chunk *chunk);
+GP_API void gp_chunk_release(gp_chunk *chunk);
 /* Releases the physical memory now; no-op when closed. GP_ERR_STATE: in use while a pool holds it, or
  * forked, or exiting. */
-gp_status gp_chunk_close(gp_chunk *chunk, gp_error *error);
-bool gp_chunk_is_closed(const gp_chunk *chunk);
+GP_API gp_status gp_chunk_close(gp_chunk *chunk, gp_error *error);
+GP_API bool gp_chunk_is_closed(const gp_chunk *chunk);
 /* True while a pool holds it: accepted and not yet returned. */
-bool gp_chunk_is_in_use(const gp_chunk *chunk);
-size_t gp_chunk_size(const gp_chunk *chunk);
-gp_device *gp_chunk_device(const gp_chunk *chunk);
-gp_location gp_chunk_location(const gp_chunk *chunk);
+GP_API bool gp_chunk_is_in_use(const gp_chunk *chunk);
+GP_API size_t gp_chunk_size(const gp_chunk *chunk);
+GP_API gp_device *gp_chunk_device(const gp_chunk *chunk);
+GP_API gp_location gp_chunk_location(const gp_chunk *chunk);
 /* The driver's number for the memory; on host the address of a description, not of the memory. */
-uint64_t gp_chunk_handle(const gp_chunk *chunk);
-uint64_t gp_chunk_id(const gp_chunk *chunk); /* unique in the process, never reused */
-uint64_t gp_chunk_generation(const gp_chunk *chunk); /* how often a pool has accepted it */
+GP_API uint64_t gp_chunk_handle(const gp_chunk *chunk);
+GP_API uint64_t gp_chunk_id(const gp_chunk *chunk); /* unique in the process, never reused */
+GP_API uint64_t gp_chunk_generation(const gp_chunk *chunk); /* how often a pool has accepted it */
 /* One pointer for whoever wraps the chunk in another language. Borrowed: growpool never touches
  * what it points to. Set it before the chunk is shared between threads. */
-void gp_chunk_set_user(gp_chunk *chunk, void *user);
-void *gp_chunk_user(const gp_chunk *chunk);
+GP_API void gp_chunk_set_user(gp_chunk *chunk, void *user);
+GP_API void *gp_chunk_user(const gp_chunk *chunk);
 
 /* ---- backings: the contract for suppliers -------------------------------------------------- */
 
@@ -261,38 +264,38 @@ typedef struct gp_backing gp_backing;
 
 /* `ops` must outlive the backing; alloc and free must both be set (else GP_ERR_ARGUMENT). On error
  * `context` stays the caller's. */
-gp_status gp_backing_create(const gp_backing_ops *ops, void *context, gp_backing **out,
-                            gp_error *error);
-gp_backing *gp_backing_retain(gp_backing *backing);
-void gp_backing_release(gp_backing *backing); /* NULL is allowed; may call destroy */
+GP_API gp_status gp_backing_create(const gp_backing_ops *ops, void *context, gp_backing **out,
+                                   gp_error *error);
+GP_API gp_backing *gp_backing_retain(gp_backing *backing);
+GP_API void gp_backing_release(gp_backing *backing); /* NULL is allowed; may call destroy */
 
 /* Chunks straight from the device (or from host memory near it); free releases them. */
-gp_status gp_backing_device(gp_location location, gp_backing **out, gp_error *error);
+GP_API gp_status gp_backing_device(gp_location location, gp_backing **out, gp_error *error);
 
 /* Keeps up to `keep_bytes` of returned chunks and hands them out again when size and device of the
  * request match; the oldest go back to `inner` first. When `inner` has no memory,
  * everything kept is given back and `inner` is asked once more. Retains `inner`. */
-gp_status gp_backing_caching(gp_backing *inner, size_t keep_bytes, gp_backing **out,
-                             gp_error *error);
+GP_API gp_status gp_backing_caching(gp_backing *inner, size_t keep_bytes, gp_backing **out,
+                                    gp_error *error);
 /* Bytes kept now. `backing` must come from gp_backing_caching (else 0). */
-size_t gp_backing_cached_bytes(const gp_backing *backing);
+GP_API size_t gp_backing_cached_bytes(const gp_backing *backing);
 /* Gives kept chunks back to the inner backing until at most `keep_bytes` remain; *released (may be
  * NULL) is how much went. An inner free that fails ends it with that status; the chunk is kept. */
-gp_status gp_backing_trim(gp_backing *backing, size_t keep_bytes, size_t *released,
-                          gp_error *error);
+GP_API gp_status gp_backing_trim(gp_backing *backing, size_t keep_bytes, size_t *released,
+                                 gp_error *error);
 
 /* Calls the backing directly, with the whole contract kept around the call: context current, relaxed
  * capture mode, answer checked. For backings made of backings: the chunk stays IDLE, and only the pool
  * at the end of the chain accepts it. Lending a chunk that a pool holds back to gp_backing_free() is
  * GP_ERR_STATE (in use). */
-gp_status gp_backing_alloc(gp_backing *backing, const gp_request *request, gp_chunk **out,
-                           gp_error *error);
-gp_status gp_backing_free(gp_backing *backing, gp_chunk *chunk, const gp_request *request,
-                          gp_error *error);
+GP_API gp_status gp_backing_alloc(gp_backing *backing, const gp_request *request, gp_chunk **out,
+                                  gp_error *error);
+GP_API gp_status gp_backing_free(gp_backing *backing, gp_chunk *chunk, const gp_request *request,
+                                 gp_error *error);
 
 /* From now on growpool makes no driver call and enters no callback: pools report
  * GP_REASON_EXITING. For the end of a process, after pools were closed. Irreversible. */
-void gp_begin_exit(void);
+GP_API void gp_begin_exit(void);
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,13 @@
  *   - Handles 0 and 1 are the legacy default stream of the current context, handle 2 the calling
  *     thread's own default stream; every other handle knows its context.
  *   - A driver call in a forked child answers NOT_INITIALIZED at best: none is made.
+ *   - cuStreamGetCaptureInfo harms no capture in any mode. After an invalidation it writes the status
+ *     alone; on the legacy stream beside a blocking capture it answers CAPTURE_IMPLICIT.
+ *   - cuStreamWaitEvent on the legacy stream beside a blocking capture, or in a capturing stream for
+ *     an event from outside of the capture, fails and invalidates the capture as well.
+ *   - A user object that was moved into a captured graph is destroyed, on a thread of the driver, when
+ *     the graph, all executables and all their launches are over, at the end of an invalidated
+ *     capture, and with a stream that is destroyed while it captures.
  */
 #ifndef GP__CUDA_DEVICE_H
 #define GP__CUDA_DEVICE_H

@@ -77,30 +77,46 @@ gp_status gp_cuda_stream_query(gp_device *device, uintptr_t handle, gp_error *er
     return GP_NOT_READY;
 }
 
+/* Enters the device and finds the stream; one that captures is known by its handle. */
+static gp_status begin_work(gp_device *device, uintptr_t handle, struct gp__entry *entry,
+                            struct gp__stream_key *key, gp_error *error)
+{
+    gp_status status = begin(device, entry, error);
+    if (status != GP_OK)
+        return status;
+    status = gp__cuda_stream_resolve(device, handle, key, error);
+    if (status == GP_OK || status == GP_ERR_CAPTURE)
+        return GP_OK;
+    gp__cuda_leave(device, entry);
+    return status;
+}
+
 gp_status gp_cuda_fill(gp_device *device, uintptr_t stream, uintptr_t va, unsigned char value,
                        size_t bytes, gp_error *error)
 {
     struct gp__entry entry;
+    struct gp__stream_key key;
     if (bytes == 0)
         return GP_OK;
-    gp_status status = begin(device, &entry, error);
+    gp_status status = begin_work(device, stream, &entry, &key, error);
     if (status != GP_OK)
         return status;
-    gp__cu_result code =
-        gp__cuda_of(device)->api->cuMemsetD8Async(va, value, bytes, (gp__cu_stream)stream);
-    return end(device, &entry, "cuMemsetD8Async", code, va, bytes, error);
+    status = gp__cuda_fill(device, va, bytes, value, &key, error);
+    gp__cuda_leave(device, &entry);
+    return status;
 }
 
 gp_status gp_cuda_copy(gp_device *device, uintptr_t stream, uintptr_t to, uintptr_t from,
                        size_t bytes, gp_error *error)
 {
     struct gp__entry entry;
+    struct gp__stream_key key;
     if (bytes == 0)
         return GP_OK;
-    gp_status status = begin(device, &entry, error);
+    gp_status status = begin_work(device, stream, &entry, &key, error);
     if (status != GP_OK)
         return status;
-    gp__cu_result code =
-        gp__cuda_of(device)->api->cuMemcpyAsync(to, from, bytes, (gp__cu_stream)stream);
-    return end(device, &entry, "cuMemcpyAsync", code, to, bytes, error);
+    status = gp__cuda_copy(device, to, from, bytes, &key, error);
+    gp__cuda_leave(device, &entry);
+    return status;
 }

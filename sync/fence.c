@@ -98,21 +98,28 @@ enum fate { HERE, ENDED, REPLACED };
 /* What became of the stream: a fence may only go into the very stream that was resolved. One that
  * captures cannot be told apart and is not fenced anyway. A device that cannot answer is asked to record
  * all the same, and says itself what is wrong. */
-static enum fate fate_of(gp_device *device, const gp_stream *stream)
+static enum fate fate_of(gp_device *device, const gp_stream *stream, uint64_t *id)
 {
     struct gp__stream_key now;
     gp_status status = device->driver->stream_resolve(device, stream->key.handle, &now, NULL);
+    *id = stream->key.id;
     if (status == GP_ERR_ARGUMENT)
         return ENDED;
     if (status != GP_OK)
         return HERE;
+    if (stream->unnamed && now.context == stream->key.context) {
+        *id = now.id;
+        return HERE;
+    }
     return now.id == stream->key.id && now.context == stream->key.context ? HERE : REPLACED;
 }
 
 /* lock: held. */
-static void note_fate(struct gp__timeline *timeline, gp_stream *stream, enum fate fate,
+static void note_fate(struct gp__timeline *timeline, gp_stream *stream, enum fate fate, uint64_t id,
                       uint64_t ticket)
 {
+    if (fate == HERE && id != stream->key.id)
+        gp__stream_name(stream, id);
     if (fate == ENDED && timeline->device->ended_streams_passed)
         gp__fence_pass(timeline, stream, ticket);
     else if (fate != HERE && stream->state == GP__STREAM_LIVE)
@@ -138,12 +145,15 @@ gp_status gp__timeline_check_capture(struct gp__timeline *timeline, struct gp__o
 {
     gp_device *device = timeline->device;
     gp_status status = GP_OK;
+    uint64_t id;
     gp__mutex_lock(timeline->lock);
     /* resolve and is-capturing never block (stream.h), so the lock may stay. Streams that are gone make
      * the owners unseen, which widens the question, so they are found first. */
     for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
-        if (gp__stream_owns(stream, owners.slots) && gp__fence_can_record(stream))
-            note_fate(timeline, stream, fate_of(device, stream), timeline->clock - 1);
+        if (!gp__stream_owns(stream, owners.slots) || !gp__fence_can_record(stream))
+            continue;
+        enum fate fate = fate_of(device, stream, &id);
+        note_fate(timeline, stream, fate, id, timeline->clock - 1);
     }
     bool all = gp__timeline_is_unseen(timeline, owners);
     for (gp_stream *stream = timeline->streams; stream != NULL && status == GP_OK;
@@ -152,7 +162,7 @@ gp_status gp__timeline_check_capture(struct gp__timeline *timeline, struct gp__o
         if ((!all && !gp__stream_owns(stream, owners.slots)) || !gp__fence_can_record(stream))
             continue;
         /* A stream that cannot be asked is dealt with when its fence is recorded. */
-        if (fate_of(device, stream) == HERE &&
+        if (fate_of(device, stream, &id) == HERE &&
             device->driver->stream_capturing(device, &stream->key, &capturing, NULL) == GP_OK &&
             capturing)
             status = capture_error(error, stream->key.handle);
@@ -187,14 +197,15 @@ gp_status gp__fence_record(struct gp__timeline *timeline, gp_stream *stream, gp_
     uint64_t ticket = timeline->clock++;
     gp__mutex_unlock(timeline->lock);
     bool capturing = false;
-    enum fate fate = fate_of(device, stream);
+    uint64_t id;
+    enum fate fate = fate_of(device, stream, &id);
     if (fate == HERE)
         status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
     if (fate == HERE && status == GP_OK && !capturing)
         status = device->driver->event_record(device, fence->event, &stream->key, error);
     gp__mutex_lock(timeline->lock);
     stream->recording--;
-    note_fate(timeline, stream, fate, ticket);
+    note_fate(timeline, stream, fate, id, ticket);
     if (fate == HERE && status == GP_OK && !capturing)
         append(stream, fence, ticket);
     else

@@ -80,6 +80,8 @@
 #ifndef GROWPOOL_STREAM_H
 #define GROWPOOL_STREAM_H
 
+#include "backing.h"
+
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -90,12 +92,12 @@ extern "C" {
  * one does not keep the device's stream alive: call gp_pool_forget_stream() before destroying it. */
 typedef struct gp_stream gp_stream;
 
-gp_stream *gp_stream_retain(gp_stream *stream);
-void gp_stream_release(gp_stream *stream); /* NULL is allowed */
+GP_API gp_stream *gp_stream_retain(gp_stream *stream);
+GP_API void gp_stream_release(gp_stream *stream); /* NULL is allowed */
 /* The handle that callbacks get: a CUDA stream handle, or a host stream's id. */
-uintptr_t gp_stream_handle(const gp_stream *stream);
+GP_API uintptr_t gp_stream_handle(const gp_stream *stream);
 /* The driver's id: never reused within a process. */
-uint64_t gp_stream_id(const gp_stream *stream);
+GP_API uint64_t gp_stream_id(const gp_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -56,8 +56,19 @@ void gp__timeline_destroy(struct gp__timeline *timeline)
 static gp_stream *find_stream(struct gp__timeline *timeline, const struct gp__stream_key *key)
 {
     for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
-        if (stream->key.context == key->context && stream->key.id == key->id &&
+        if (stream->key.context == key->context && stream->key.id == key->id && !stream->unnamed &&
             stream->state != GP__STREAM_FORGOTTEN)
+            return stream;
+    }
+    return NULL;
+}
+
+/* The live stream that was last known by this handle, on this thread if that matters. lock: held. */
+static gp_stream *find_handle(const struct gp__timeline *timeline, uintptr_t handle)
+{
+    for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
+        bool ours = !stream->key.thread_bound || stream->thread == gp__thread_id();
+        if (stream->key.handle == handle && stream->state == GP__STREAM_LIVE && ours)
             return stream;
     }
     return NULL;
@@ -79,23 +90,6 @@ static void mark_gone(struct gp__timeline *timeline, const struct gp__stream_key
             stream->state == GP__STREAM_LIVE)
             gp__timeline_lose(timeline, stream);
     }
-}
-
-/* The stream that was last known by this handle, on this thread if that matters. */
-static bool find_by_handle(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out)
-{
-    bool found = false;
-    gp__mutex_lock(timeline->lock);
-    for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
-        bool ours = !stream->key.thread_bound || stream->thread == gp__thread_id();
-        if (stream->key.handle != handle || stream->state != GP__STREAM_LIVE || !ours)
-            continue;
-        *out = gp_stream_retain(stream);
-        found = true;
-        break;
-    }
-    gp__mutex_unlock(timeline->lock);
-    return found;
 }
 
 /* Takes the slots that own nothing away from their streams. */
@@ -172,27 +166,44 @@ static gp_stream *add_stream(struct gp__timeline *timeline, const struct gp__str
     return stream;
 }
 
+/* The stream with this name, or the unnamed one behind the handle, which gets it. lock: held. */
+static gp_stream *find_named(struct gp__timeline *timeline, const struct gp__stream_key *key)
+{
+    gp_stream *stream = find_stream(timeline, key);
+    if (stream != NULL)
+        return stream;
+    stream = find_handle(timeline, key->handle);
+    if (stream == NULL || !stream->unnamed || stream->key.context != key->context)
+        return NULL;
+    gp__stream_name(stream, key->id);
+    return stream;
+}
+
 gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out,
                               gp_error *error)
 {
-    struct gp__stream_key key;
+    struct gp__stream_key key = {0};
     gp_status status =
         timeline->device->driver->stream_resolve(timeline->device, handle, &key, error);
-    bool cannot_tell = status == GP_ERR_CAPTURE || status == GP_ERR_DRIVER;
-    if (cannot_tell && find_by_handle(timeline, handle, out))
-        return GP_OK;
-    if (status != GP_OK)
+    if (status != GP_OK && status != GP_ERR_CAPTURE && status != GP_ERR_DRIVER)
         return status;
+    bool capturing = status == GP_ERR_CAPTURE;
     gp__mutex_lock(timeline->lock);
-    gp_stream *stream = find_stream(timeline, &key);
-    if (stream == NULL)
+    gp_stream *stream = status == GP_OK ? find_named(timeline, &key)
+                                        : find_handle(timeline, capturing ? key.handle : handle);
+    if (stream == NULL && status != GP_ERR_DRIVER) {
         stream = add_stream(timeline, &key);
+        if (stream != NULL)
+            stream->unnamed = capturing;
+        status = GP_OK;
+    }
     if (stream != NULL)
         *out = gp_stream_retain(stream);
     gp__mutex_unlock(timeline->lock);
-    return stream != NULL ? GP_OK
-                          : gp_error_set(error, GP_ERR_HOST_MEMORY,
-                                         "no host memory to remember stream %#zx", (size_t)handle);
+    if (stream != NULL || status == GP_ERR_DRIVER)
+        return stream != NULL ? GP_OK : status;
+    return gp_error_set(error, GP_ERR_HOST_MEMORY, "no host memory to remember stream %#zx",
+                        (size_t)handle);
 }
 
 static int find_slot(const struct gp__timeline *timeline, uint64_t taken)

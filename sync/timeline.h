@@ -54,6 +54,7 @@ struct gp_stream {
     uint64_t timeline; /* the number of the timeline it belongs to */
     uint64_t references; /* atomic; the timeline's list holds one */
     uint64_t thread; /* gp__thread_id() of the owner when key.thread_bound */
+    bool unnamed; /* met while it captured: its id cannot be asked for before the capture ends */
     int slot; /* GP__SLOT_NONE while it owns nothing we know of */
     enum gp__stream_state state;
     uint64_t passed; /* highest ticket passed */
@@ -94,13 +95,21 @@ void gp__timeline_destroy(struct gp__timeline *timeline);
 
 /* Finds or adds the stream behind `handle`; *out is a new reference. While it captures, and
  * in a dead context, its id cannot be asked: then the stream that is known by that handle is found, and
- * if the handle changed hands unseen, the next fence notices. lock: dropped. */
+ * if the handle changed hands unseen, the next fence notices. One that is met for the first time while it
+ * captures stays unnamed until somebody can ask: it cannot have been destroyed before, unless behind our
+ * back (S3). lock: dropped. */
 gp_status gp__timeline_stream(struct gp__timeline *timeline, uintptr_t handle, gp_stream **out,
                               gp_error *error);
 /* Whether the stream's slot is among `slots`. lock: held. */
 static inline bool gp__stream_owns(const gp_stream *stream, uint64_t slots)
 {
     return stream->slot != GP__SLOT_NONE && (slots >> stream->slot & 1) != 0;
+}
+/* The stream's id became known. lock: held. */
+static inline void gp__stream_name(gp_stream *stream, uint64_t id)
+{
+    stream->key.id = id;
+    stream->unnamed = false;
 }
 /* Takes the stream off the list and out of its slot; the list's reference is the caller's. lock: held. */
 void gp__timeline_unlink(struct gp__timeline *timeline, gp_stream *stream);
@@ -154,8 +163,8 @@ gp_status gp__timeline_wait(struct gp__timeline *timeline, struct gp__owners own
 /* Waits for what is enqueued on the stream by now. Inside driver->enter(). lock: dropped. */
 gp_status gp__timeline_synchronize(struct gp__timeline *timeline, gp_stream *stream,
                                    const struct gp__interrupt *interrupt, gp_error *error);
-/* Has `to` wait, on the device, for what is enqueued on `from` by now. GP_ERR_CAPTURE while either captures.
- * Inside driver->enter(). lock: dropped. */
+/* Has `to` wait, on the device, for what is enqueued on `from` by now. GP_ERR_CAPTURE while either captures;
+ * GP_ERR_ARGUMENT when no fence can be put on `from` here. Inside driver->enter(). lock: dropped. */
 gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_stream *to,
                             gp_error *error);
 /* The stream ends: waits for its work, then lets go of it. lock: dropped; enters the device. */

@@ -240,6 +240,11 @@ gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_s
     gp__timeline_bit(timeline, from); /* so that its fences are looked at */
     if (gp__fence_can_record(from))
         status = gp__fence_record(timeline, from, error);
+    else
+        status = gp_error_set(error, GP_ERR_ARGUMENT,
+                              "stream %#zx cannot be waited for from this thread: it is another "
+                              "thread's default stream, or it was destroyed",
+                              (size_t)from->key.handle);
     struct gp__fence *fence = status == GP_OK ? latest_fence(from) : NULL;
     if (fence == NULL) {
         gp__mutex_unlock(timeline->lock);

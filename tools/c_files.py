@@ -3,6 +3,10 @@
 
 import pathlib
 
-for folder in ("backing", "sync", "vmm", "python/ext", "tests/c", "tests/gpu", "tests/support"):
+OURS = ("backing", "sync", "vmm", "python/ext", "bench")
+TESTS = ("tests/c", "tests/consumer", "tests/gpu", "tests/support")
+EXAMPLES = ("examples/c",)
+
+for folder in OURS + TESTS + EXAMPLES:
     for path in sorted(pathlib.Path(folder).glob("*.[ch]")):
         print(path)

@@ -58,6 +58,7 @@ missing_packages() {
 #include <setjmp.h>
 #include <cmocka.h>' -lcmocka || echo libcmocka-dev
     compiles clang '#include <stdlib.h>' || echo clang
+    command -v pkg-config >/dev/null || echo pkgconf
     if ! compiles clang '#include <stdlib.h>' -fsanitize=address,undefined ||
         ! compiles clang '#include <stdlib.h>' -fsanitize=thread; then
         echo libclang-rt-dev

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the installed package as users get it: complete, working, and without test hooks."""
 
+import importlib.metadata
 import pathlib
 import subprocess
 
@@ -10,6 +11,11 @@ folder = pathlib.Path(growpool.__file__).parent
 assert "site-packages" in folder.parts, f"not the installed package: {folder}"
 for name in ("py.typed", "_core.pyi", "__main__.py"):
     assert (folder / name).is_file(), f"the wheel lacks {name}"
+headers = {path.name for path in pathlib.Path(growpool.get_include(), "growpool").iterdir()}
+assert headers == {"backing.h", "capi.h", "growpool.h", "stream.h"}, f"headers: {headers}"
+installed = importlib.metadata.files("growpool") or []
+stray = [str(path) for path in installed if not path.parts[0].startswith("growpool")]
+assert installed and not stray, f"the wheel installs more than the package: {stray}"
 (extension,) = folder.glob("_core*.so")
 
 symbols = subprocess.run(

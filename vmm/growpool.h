@@ -148,8 +148,8 @@ typedef struct gp_pool_options {
     gp_backing *backing; /* retained; NULL: chunks straight from the device */
     size_t limit; /* physical bytes; GP_NO_LIMIT for none; 0 is a limit that allows nothing */
     size_t chunk_size; /* bytes, a multiple of the granularity; 0: the pool plans its chunks */
-    size_t
-        address_space; /* bytes of addresses for blocks; 0: twice the device's memory, see ADDRESSES */
+    /* Bytes of addresses for blocks; 0: twice the device's memory, see ADDRESSES. */
+    size_t address_space;
     unsigned flags; /* GP_POOL_* */
     /* Asked every few milliseconds while an explicit call waits; non-zero ends the wait with
      * GP_ERR_INTERRUPTED. Never called from the reaper. NULL: waits are not interruptible. */
@@ -162,28 +162,28 @@ typedef struct gp_pool_options {
 
 /* Makes an empty pool: nothing is reserved or mapped before the first block. Options are copied.
  * GP_ERR_ARGUMENT: chunk_size off granularity. */
-gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error *error);
-gp_pool *gp_pool_retain(gp_pool *pool);
+GP_API gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error *error);
+GP_API gp_pool *gp_pool_retain(gp_pool *pool);
 /* Drops a reference. A pool that was not closed is handed to the reaper, which closes it and lets it
  * go; no waiting here, so finalisers may call it. Chunks whose owners only a context-wide fence could
  * cover stay until the process ends: nobody answers for captures there. After gp_begin_exit(): left as
  * it is. */
-void gp_pool_release(gp_pool *pool);
+GP_API void gp_pool_release(gp_pool *pool);
 /* Ends every block and range, waits for all owners (unknown ones too), unmaps, returns every chunk, frees the
  * addresses. Returns when no grower, queued chunk or delivery of the pool is left. A second call is
  * GP_OK. GP_ERR_PINNED and GP_ERR_CAPTURE: nothing changed. GP_ERR_INTERRUPTED: the pool takes no
  * more work; call again to go on. A chunk whose free failed stays in gp_pool_unreturned(). */
-gp_status gp_pool_close(gp_pool *pool, gp_error *error);
+GP_API gp_status gp_pool_close(gp_pool *pool, gp_error *error);
 /* For a pool whose memory is still exported, or in graphs: it takes no more work from now on, and is
  * closed by the reaper after the last pin and graph; gp_pool_close() may still be called. Never waits. */
-gp_status gp_pool_finish(gp_pool *pool, gp_error *error);
-bool gp_pool_is_closed(const gp_pool *pool);
-gp_device *gp_pool_device(const gp_pool *pool);
-const char *gp_pool_name(const gp_pool *pool);
+GP_API gp_status gp_pool_finish(gp_pool *pool, gp_error *error);
+GP_API bool gp_pool_is_closed(const gp_pool *pool);
+GP_API gp_device *gp_pool_device(const gp_pool *pool);
+GP_API const char *gp_pool_name(const gp_pool *pool);
 
 /* The pool's stream for a device handle: 0 is the legacy default stream (on host: the calling
  * thread). *out is a new reference. GP_ERR_ARGUMENT: no stream of this device. Never blocks. */
-gp_status gp_pool_stream(gp_pool *pool, uintptr_t handle, gp_stream **out, gp_error *error);
+GP_API gp_status gp_pool_stream(gp_pool *pool, uintptr_t handle, gp_stream **out, gp_error *error);
 
 enum {
     GP_BLOCK_OBJECT = 1 /* the block belongs to an object: gp_pool_free() wants the same flag */
@@ -192,50 +192,51 @@ enum {
 /* A block of at least `size` bytes for work on `stream`. Size 0 gives address 0. May grow the pool,
  * call the backing, and wait. While `stream` is being captured the block belongs to the graph (CAPTURES
  * above); GP_ERR_CAPTURE when the capture was invalidated. */
-gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
-                         uintptr_t *out, gp_error *error);
+GP_API gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
+                                uintptr_t *out, gp_error *error);
 /* The part of gp_pool_malloc() that never blocks and never calls out: GP_NOT_READY when memory that
  * the stream may use at once is not there, and for the first block of a capture. */
-gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
-                             uintptr_t *out, gp_error *error);
+GP_API gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
+                                    uintptr_t *out, gp_error *error);
 /* Ends a block whose last use was enqueued on `stream`, or on the stream it was allocated on when
  * NULL. Address 0 is a no-op, and so is a block that a close under way has ended. Allocates nothing,
  * calls nothing back, and never blocks, but for memory used on a CUDA per-thread default stream: its
  * fence is recorded on this thread at once, which can stall behind another thread's driver call.
  * GP_ERR_ARGUMENT: not a block of this pool, freed already, or the other kind of block (see flags).
  * GP_ERR_PINNED. */
-gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
-                       gp_error *error);
+GP_API gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
+                              gp_error *error);
 /* `stream` uses the block too: it becomes an owner. */
-gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *stream,
-                                gp_error *error);
+GP_API gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *stream,
+                                       gp_error *error);
 /* Exports of a block's memory are counted; while any lives, freeing the block or closing the pool is
  * GP_ERR_PINNED. `unknown` marks the memory as used by streams that growpool cannot see. Each pin holds
  * a reference to the pool. */
-gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *error);
+GP_API gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *error);
 /* Ends one pin; on any thread, and never waits. The last one ends a block that was abandoned to it. */
-void gp_pool_unpin(gp_pool *pool, uintptr_t address);
+GP_API void gp_pool_unpin(gp_pool *pool, uintptr_t address);
 /* For finalisers: frees the block now, or with its last pin. Its owners are those it has, and `unknown`
  * when it was pinned so. Never waits, reports nothing. */
-void gp_pool_abandon(gp_pool *pool, uintptr_t address, unsigned flags);
+GP_API void gp_pool_abandon(gp_pool *pool, uintptr_t address, unsigned flags);
 
 /* ---- work on memory ------------------------------------------------------------------------ */
 
 /* Enqueue a copy or a fill on the stream. Addresses may be the pool's or the host's. The caller says
  * record_stream where the stream is no owner yet, and keeps host memory as it is until the stream has
  * passed. On the host's calling thread they are done on return. May block: hold no lock. */
-gp_status gp_pool_copy(gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes, gp_stream *stream,
-                       gp_error *error);
-gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigned char value,
-                       gp_stream *stream, gp_error *error);
+GP_API gp_status gp_pool_copy(gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes,
+                              gp_stream *stream, gp_error *error);
+GP_API gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigned char value,
+                              gp_stream *stream, gp_error *error);
 /* Waits until everything enqueued on the stream by now is done. GP_ERR_CAPTURE, GP_ERR_INTERRUPTED.
  * With `whole` interrupts are not noticed. */
-gp_status gp_pool_synchronize(gp_pool *pool, gp_stream *stream, bool whole, gp_error *error);
+GP_API gp_status gp_pool_synchronize(gp_pool *pool, gp_stream *stream, bool whole, gp_error *error);
 /* Makes `to` wait, on the device, for what is enqueued on `from` by now. Nothing to do when they are one
  * stream. GP_ERR_CAPTURE while either captures. */
-gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *error);
+GP_API gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *error);
 /* The stream that a block was allocated on; *out is a new reference. */
-gp_status gp_pool_block_stream(gp_pool *pool, uintptr_t address, gp_stream **out, gp_error *error);
+GP_API gp_status gp_pool_block_stream(gp_pool *pool, uintptr_t address, gp_stream **out,
+                                      gp_error *error);
 
 /* ---- ranges -------------------------------------------------------------------------------- */
 
@@ -256,51 +257,52 @@ typedef struct gp_release_result {
 
 /* Reserves addresses for max_bytes (rounded up to pages; 0 is a valid empty range with address 0) and
  * commits nothing. GP_ERR_ADDRESS_SPACE. */
-gp_status gp_range_create(gp_pool *pool, size_t max_bytes, gp_stream *stream, gp_range **out,
-                          gp_error *error);
-gp_range *gp_range_retain(gp_range *range);
+GP_API gp_status gp_range_create(gp_pool *pool, size_t max_bytes, gp_stream *stream, gp_range **out,
+                                 gp_error *error);
+GP_API gp_range *gp_range_retain(gp_range *range);
 /* The last reference ends the range as gp_range_close() does, or after its last pin. Never waits. */
-void gp_range_release(gp_range *range);
+GP_API void gp_range_release(gp_range *range);
 /* Decommits everything after its last use on `stream` (NULL: its own) and lets go of the addresses once
  * the memory has passed. Never waits. A second call is GP_OK. GP_ERR_PINNED. */
-gp_status gp_range_close(gp_range *range, gp_stream *stream, gp_error *error);
-bool gp_range_is_closed(const gp_range *range); /* of itself or with its pool */
+GP_API gp_status gp_range_close(gp_range *range, gp_stream *stream, gp_error *error);
+GP_API bool gp_range_is_closed(const gp_range *range); /* of itself or with its pool */
 
-uintptr_t gp_range_address(const gp_range *range);
-size_t gp_range_max_bytes(const gp_range *range);
-size_t gp_range_granularity(const gp_range *range);
-size_t gp_range_size(const gp_range *range); /* bytes, of the last gp_range_resize() */
-gp_pool *gp_range_pool(const gp_range *range); /* borrowed */
-gp_stream *gp_range_stream(const gp_range *range); /* borrowed: the one it was made for */
-size_t gp_range_committed_bytes(const gp_range *range);
-size_t
-gp_range_physical_bytes(const gp_range *range); /* of chunks at its addresses, retiring too */
+GP_API uintptr_t gp_range_address(const gp_range *range);
+GP_API size_t gp_range_max_bytes(const gp_range *range);
+GP_API size_t gp_range_granularity(const gp_range *range);
+GP_API size_t gp_range_size(const gp_range *range); /* bytes, of the last gp_range_resize() */
+GP_API gp_pool *gp_range_pool(const gp_range *range); /* borrowed */
+GP_API gp_stream *gp_range_stream(const gp_range *range); /* borrowed: the one it was made for */
+GP_API size_t gp_range_committed_bytes(const gp_range *range);
+/* Of chunks at its addresses, retiring ones too. */
+GP_API size_t gp_range_physical_bytes(const gp_range *range);
 /* Copies committed intervals, by offset and as long as possible each, to out[0..capacity) and returns
  * how many there are. */
-size_t gp_range_committed(const gp_range *range, gp_interval *out, size_t capacity);
+GP_API size_t gp_range_committed(const gp_range *range, gp_interval *out, size_t capacity);
 
 /* Commits every page of the intervals for work on `stream` (NULL: its own); pages that are committed stay
  * as they are. Intervals may be in any order and overlap. All or nothing. *committed (may be NULL): bytes
  * that this call added. May call the backing and wait, as gp_pool_malloc() does. */
-gp_status gp_range_commit(gp_range *range, const gp_interval *intervals, size_t count,
-                          gp_stream *stream, size_t *committed, gp_error *error);
+GP_API gp_status gp_range_commit(gp_range *range, const gp_interval *intervals, size_t count,
+                                 gp_stream *stream, size_t *committed, gp_error *error);
 /* Decommits the intervals after their last use on `stream` (NULL: its own); pages that are not committed
  * stay as they are. Chunks without a committed page are given back after one fence for all of them
  * (GP_TRIM_NO_WAIT: by the reaper). GP_ERR_PINNED, GP_ERR_CAPTURE: nothing changed. GP_ERR_INTERRUPTED:
  * decommitted, and given back later. */
-gp_status gp_range_decommit(gp_range *range, const gp_interval *intervals, size_t count,
-                            gp_stream *stream, unsigned flags, gp_release_result *out,
-                            gp_error *error);
+GP_API gp_status gp_range_decommit(gp_range *range, const gp_interval *intervals, size_t count,
+                                   gp_stream *stream, unsigned flags, gp_release_result *out,
+                                   gp_error *error);
 /* Commits from the start to `size`, rounded up to a page, and decommits what lies behind. Contents below
  * stay. GP_ERR_ARGUMENT: above the maximum. Errors as of the two above; the size is then as before. */
-gp_status gp_range_resize(gp_range *range, size_t size, gp_stream *stream, unsigned flags,
-                          gp_release_result *out, gp_error *error);
+GP_API gp_status gp_range_resize(gp_range *range, size_t size, gp_stream *stream, unsigned flags,
+                                 gp_release_result *out, gp_error *error);
 /* `stream` uses the range too, now and later: it becomes an owner. */
-gp_status gp_range_record_stream(gp_range *range, gp_stream *stream, gp_error *error);
+GP_API gp_status gp_range_record_stream(gp_range *range, gp_stream *stream, gp_error *error);
 /* As gp_pool_pin(), for [offset, offset + bytes), all of it committed (else GP_ERR_ARGUMENT): what
  * overlaps it is not decommitted meanwhile. Each pin holds a reference to the range. */
-gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown, gp_error *error);
-void gp_range_unpin(gp_range *range, size_t offset, size_t bytes);
+GP_API gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown,
+                              gp_error *error);
+GP_API void gp_range_unpin(gp_range *range, size_t offset, size_t bytes);
 
 /* ---- shrinking ----------------------------------------------------------------------------- */
 
@@ -310,10 +312,10 @@ enum {
 
 /* Gives idle chunks back, oldest first, as long as at least min_bytes_to_keep bytes stay mapped. *released: bytes given back, or with GP_TRIM_NO_WAIT bytes set retiring. When it waits it
  * returns after every queued chunk and delivery of the pool is done. GP_ERR_CAPTURE: nothing changed. */
-gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, size_t *released,
-                       gp_error *error);
+GP_API gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags,
+                              size_t *released, gp_error *error);
 /* Waits until no chunk of the pool is retiring or being returned. */
-gp_status gp_pool_drain(gp_pool *pool, gp_error *error);
+GP_API gp_status gp_pool_drain(gp_pool *pool, gp_error *error);
 
 typedef struct gp_limit_result {
     size_t limit;
@@ -324,15 +326,16 @@ typedef struct gp_limit_result {
 
 /* Below the present use is legal: growth stops, idle chunks over the limit are set retiring, and the
  * rest is reported. */
-gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out, gp_error *error);
+GP_API gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out,
+                                   gp_error *error);
 
 /* Call before destroying a stream: waits for its work and lets go of it. Blocks allocated on it stay
  * alive and have no owner until they are freed with another stream. */
-gp_status gp_pool_forget_stream(gp_pool *pool, uintptr_t handle, gp_error *error);
+GP_API gp_status gp_pool_forget_stream(gp_pool *pool, uintptr_t handle, gp_error *error);
 /* Tries again to return chunks whose free failed (they count against the limit until then); *returned (may be NULL) is bytes that went. */
-gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *error);
+GP_API gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *error);
 /* Copies references to the unreturned chunks into chunks[0..capacity) and returns how many there are. */
-size_t gp_pool_unreturned(gp_pool *pool, gp_chunk **chunks, size_t capacity);
+GP_API size_t gp_pool_unreturned(gp_pool *pool, gp_chunk **chunks, size_t capacity);
 
 typedef struct gp_pool_stats {
     size_t used_bytes;
@@ -353,8 +356,8 @@ typedef struct gp_pool_stats {
 } gp_pool_stats;
 
 /* A consistent picture. In a forked child or after close: what was left. */
-void gp_pool_get_stats(gp_pool *pool, gp_pool_stats *out);
-void gp_pool_reset_peak_stats(gp_pool *pool);
+GP_API void gp_pool_get_stats(gp_pool *pool, gp_pool_stats *out);
+GP_API void gp_pool_reset_peak_stats(gp_pool *pool);
 
 typedef enum gp_span_state {
     GP_SPAN_USED,
@@ -391,8 +394,8 @@ typedef struct gp_pool_snapshot {
 } gp_pool_snapshot;
 
 /* A copy of the pool's map, to be freed with gp_pool_snapshot_free(). */
-gp_status gp_pool_take_snapshot(gp_pool *pool, gp_pool_snapshot *out, gp_error *error);
-void gp_pool_snapshot_free(gp_pool_snapshot *snapshot);
+GP_API gp_status gp_pool_take_snapshot(gp_pool *pool, gp_pool_snapshot *out, gp_error *error);
+GP_API void gp_pool_snapshot_free(gp_pool_snapshot *snapshot);
 
 #ifdef __cplusplus
 }

@@ -138,6 +138,8 @@ static int module_exec(PyObject *module)
     if (ext_add_sim(module, state) < 0)
         return -1;
 #endif
+    if (ext_add_capi(module) < 0)
+        return -1;
     return PyModule_AddStringConstant(module, "__version__", GROWPOOL_VERSION);
 }
 
@@ -186,6 +188,14 @@ static PyModuleDef module_def = {
     .m_clear = module_clear,
     .m_free = module_free,
 };
+
+struct module_state *ext_state_of_type(PyTypeObject *type)
+{
+    PyObject *module = PyType_GetModuleByDef(type, &module_def);
+    if (module == NULL)
+        PyErr_Clear();
+    return module != NULL ? PyModule_GetState(module) : NULL;
+}
 
 PyMODINIT_FUNC PyInit__core(void)
 {

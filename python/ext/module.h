@@ -54,6 +54,9 @@ static inline struct module_state *ext_state(PyObject *self)
     return PyType_GetModuleState(Py_TYPE(self));
 }
 
+/* The same for a type that may be anybody's: NULL, and nothing raised, for types that are not ours. */
+struct module_state *ext_state_of_type(PyTypeObject *type);
+
 /* Each makes its heap types and puts them into the state and the module. 0, or -1 with an exception. */
 int ext_add_pool(PyObject *module, struct module_state *state);
 int ext_add_pool_views(PyObject *module, struct module_state *state);
@@ -66,6 +69,7 @@ int ext_add_chunk(PyObject *module, struct module_state *state);
 int ext_add_backings(PyObject *module, struct module_state *state);
 int ext_add_host_stream(PyObject *module, struct module_state *state);
 int ext_add_cuda_stream(PyObject *module, struct module_state *state);
+int ext_add_capi(PyObject *module);
 #ifdef GROWPOOL_TESTING
 int ext_add_sim(PyObject *module, struct module_state *state);
 #endif

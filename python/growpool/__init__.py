@@ -8,6 +8,7 @@ uses it any more. Importing this package touches no driver.
 from __future__ import annotations
 
 import atexit as _atexit
+import os as _os
 
 from growpool import _core, cuda, host
 from growpool._core import (
@@ -64,9 +65,19 @@ __all__ = [
     "__version__",
     "cuda",
     "cuda_unavailable_reason",
+    "get_include",
     "host",
     "is_cuda_available",
 ]
+
+
+def get_include() -> str:
+    """Return the folder for a C compiler's ``-I``: it holds ``growpool/capi.h``.
+
+    That header is for C code that uses pools made in Python; it says how.
+    """
+    return _os.path.join(_os.path.dirname(__file__), "include")
+
 
 # Handlers run in reverse order: those registered after this import come first and find pools alive.
 _atexit.register(_core._shut_down)

@@ -18,6 +18,7 @@ else:
     from typing import Any as CapsuleType
 
 __version__: str
+_C_API: object  # a capsule: include/growpool/capi.h
 
 # ---- arguments ----
 

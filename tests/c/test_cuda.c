@@ -320,6 +320,7 @@ static void expect_all_refused(gp_device *device, gp__event *event, gp_reason re
     gp_device *opened = NULL;
     gp__event *made;
     bool capturing;
+    uint64_t id;
     gp_error error;
     uintptr_t handle;
 #define REFUSED(call)                                                                              \
@@ -336,6 +337,11 @@ static void expect_all_refused(gp_device *device, gp__event *event, gp_reason re
     REFUSED(driver->event_record_context(device, event, &error));
     REFUSED(driver->event_query(device, event, &error));
     REFUSED(driver->event_wait(device, event, 1000, &error));
+    REFUSED(driver->copy(device, PAGE, PAGE, 8, &key, &error));
+    REFUSED(driver->fill(device, PAGE, 8, 1, &key, &error));
+    REFUSED(driver->stream_wait(device, &key, event, &error));
+    REFUSED(driver->capture_id(device, &key, &id, &error));
+    REFUSED(driver->capture_keep(device, &key, free, NULL, &error));
     REFUSED(driver->enter(device, &entry, &error));
     REFUSED(gp_device_open(GP_DEVICE_CUDA, 1, &opened, &error));
     REFUSED(gp_cuda_available(&error));

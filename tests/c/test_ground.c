@@ -187,10 +187,11 @@ static bool child_leaves_the_driver_alone(void *context)
     struct fake_device *fake = fake_of(gp_chunk_device(chunk));
     gp_chunk *other;
     gp_error error;
-    bool refused =
-        gp_chunk_create(&fake->device, PAGE, GP_LOCATION_DEVICE, 0, &other, &error) == GP_ERR_STATE &&
-        error.reason == GP_REASON_FORKED && gp_chunk_close(chunk, &error) == GP_ERR_STATE &&
-        error.reason == GP_REASON_FORKED;
+    bool refused = gp_chunk_create(&fake->device, PAGE, GP_LOCATION_DEVICE, 0, &other, &error) ==
+                       GP_ERR_STATE &&
+                   error.reason == GP_REASON_FORKED &&
+                   gp_chunk_close(chunk, &error) == GP_ERR_STATE &&
+                   error.reason == GP_REASON_FORKED;
     gp_chunk_release(chunk);
     return refused && atomic_load(&fake->creates) == 1 && atomic_load(&fake->releases) == 0;
 }

@@ -254,8 +254,9 @@ static void wrong_answers_are_refused(void **state)
     check_refused(&script, GP_ERR_CONTRACT_VALUE, "on sim:3");
     gp_chunk_release(script.answer);
 
-    CHECK_OK(gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
-             NULL);
+    CHECK_OK(
+        gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
+        NULL);
     CHECK_OK(gp_chunk_close(script.answer, NULL), NULL);
     check_refused(&script, GP_ERR_CONTRACT_VALUE, "which is closed");
     gp_chunk_release(script.answer);
@@ -269,8 +270,9 @@ static void a_chunk_is_accepted_once(void **state)
     struct script script;
     gp_error error;
     script_init(&script);
-    CHECK_OK(gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
-             NULL);
+    CHECK_OK(
+        gp_chunk_create(&script.fake.device, PAGE, GP_LOCATION_DEVICE, 0, &script.answer, NULL),
+        NULL);
     gp_chunk *chunk = supply(&script);
     assert_ptr_equal(chunk, script.answer);
     check_refused(&script, GP_ERR_CONTRACT_VALUE, "which is supplied");

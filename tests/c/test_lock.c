@@ -143,7 +143,8 @@ static void a_lock_held_across_a_backing_is_reported(void **state)
     fake_device_init(&fake);
     gp_request request = {.size = 2 * CHECK_MIB, .device = &fake.device};
     CHECK_OK(gp_backing_create(&ops, NULL, &backing, NULL), NULL);
-    CHECK_OK(gp_chunk_create(&fake.device, request.size, GP_LOCATION_DEVICE, 0, &chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(&fake.device, request.size, GP_LOCATION_DEVICE, 0, &chunk, NULL),
+             NULL);
     check_reports(0, "");
 
     struct gp__mutex pool = GP__MUTEX_INIT(GP__RANK_POOL);

@@ -179,7 +179,8 @@ static void wrong_chunks_are_refused_and_stay_the_callers(void **state)
     gp__sim *other = gp__sim_create(NULL);
 
     (void)state;
-    CHECK_OK(gp_chunk_create(world.device, 4 * MIB, GP_LOCATION_DEVICE, 0, &kept_chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(world.device, 4 * MIB, GP_LOCATION_DEVICE, 0, &kept_chunk, NULL),
+             NULL);
     world.supplied_chunks = 1; /* the device holds it, the pool never does */
     world.supplied_bytes = 0;
     {
@@ -191,12 +192,14 @@ static void wrong_chunks_are_refused_and_stay_the_callers(void **state)
     }
     gp_chunk_release(kept_chunk);
     world.supplied_chunks = 0;
-    CHECK_OK(gp_chunk_create(world.device, 2 * MIB, GP_LOCATION_DEVICE, 0, &kept_chunk, NULL), NULL);
+    CHECK_OK(gp_chunk_create(world.device, 2 * MIB, GP_LOCATION_DEVICE, 0, &kept_chunk, NULL),
+             NULL);
     CHECK_OK(gp_chunk_close(kept_chunk, NULL), NULL);
     expect_refused_answer("closed");
     gp_chunk_release(kept_chunk);
-    CHECK_OK(gp_chunk_create(gp__sim_device(other), 2 * MIB, GP_LOCATION_DEVICE, 0, &kept_chunk, NULL),
-             NULL);
+    CHECK_OK(
+        gp_chunk_create(gp__sim_device(other), 2 * MIB, GP_LOCATION_DEVICE, 0, &kept_chunk, NULL),
+        NULL);
     expect_refused_answer("other device");
     gp_chunk_release(kept_chunk);
     gp__sim_destroy(other);

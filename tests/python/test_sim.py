@@ -94,14 +94,23 @@ def test_trim_waits_for_streams(sim: Any, sim_pool: Pool, supplier: Supplier) ->
     assert sim_pool.stats.wait_count >= 1
 
 
-def test_allocating_on_a_capturing_stream(sim: Any, sim_pool: Pool, supplier: Supplier) -> None:
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_a_capture_grows_the_pool_and_its_graph_keeps_the_memory(
+    sim: Any, sim_pool: Pool, supplier: Supplier, mode: int
+) -> None:
     stream = sim.stream()
-    sim.capture_begin(stream, 0)
-    with pytest.raises(growpool.CaptureError):
-        sim_pool.allocate(1000, stream=stream)
-    assert supplier.given == 0
-    assert sim.capture_end(stream)
-    sim_pool.allocate(1000, stream=stream)
+    sim.capture_begin(stream, mode)
+    buffer = sim_pool.allocate(PAGE, stream=stream)
+    assert supplier.given == 1
+    address = buffer.handle
+    buffer.close()
+    assert sim_pool.malloc(PAGE, stream) == address
+    sim_pool.free(address, stream)
+    assert sim_pool.trim() == 0
+    with pytest.raises(growpool.CaptureError, match="graph"):
+        sim_pool.close()
+    assert sim.capture_end(stream)  # the simulated graph is destroyed at once
+    assert sim_pool.trim() == PAGE
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])

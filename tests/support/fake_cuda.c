@@ -14,13 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backing/cuda_abi.h"
+#include "tests/support/fake_cuda_internal.h"
 
 #define MOST_SETTINGS 64
 #define MOST_DEVICES  4
 #define MOST_DEPTH    16
-#define MOST_OBJECTS  64
-#define EXPORT        __attribute__((visibility("default")))
 
 static struct {
     char name[64];
@@ -28,33 +26,10 @@ static struct {
 } settings[MOST_SETTINGS];
 static size_t setting_count;
 
-struct gp__cu_context_object {
-    int device;
-};
-struct gp__cu_stream_object {
-    gp__cu_context context; /* NULL: not in use */
-    unsigned long long id;
-};
-struct gp__cu_event_object {
-    gp__cu_context context; /* NULL: not in use */
-};
-
-struct gp__cu_graph_object {
-    int unused;
-};
-struct gp__cu_user_object_object {
-    void (*destroy)(void *context); /* NULL: not in use */
-    void *context;
-    unsigned references;
-    bool in_graph;
-};
-
 static struct gp__cu_context_object contexts[MOST_DEVICES];
 /* As in the driver, what nobody destroyed is no leak of the process. */
 static struct gp__cu_stream_object streams[MOST_OBJECTS]; /* more than any test makes */
 static struct gp__cu_event_object events[MOST_OBJECTS];
-static struct gp__cu_graph_object graph; /* the one that every stream captures into */
-static struct gp__cu_user_object_object user_objects[MOST_OBJECTS];
 static _Thread_local gp__cu_context stack[MOST_DEPTH];
 static _Thread_local unsigned depth;
 static _Thread_local gp__cu_capture_mode mode;
@@ -89,7 +64,7 @@ void fake_cuda_set(const char *name, long value)
     pthread_mutex_unlock(&lock);
 }
 
-static long setting(const char *name, long otherwise)
+long setting(const char *name, long otherwise)
 {
     pthread_mutex_lock(&lock);
     size_t i = find_setting(name);
@@ -110,12 +85,6 @@ __attribute__((constructor)) static void read_environment(void)
         text += *text == ',';
     }
 }
-
-enum function {
-#define ENUMERATE(name, version, need, parameters) FN_##name,
-    GP__CUDA_FUNCTIONS(ENUMERATE) FUNCTION_COUNT
-#undef ENUMERATE
-};
 
 static const char *const names[] = {
 #define NAME(name, version, need, parameters) #name,
@@ -152,9 +121,7 @@ const char *fake_cuda_last(const char *name)
     return function == FUNCTION_COUNT ? "" : arguments[function];
 }
 
-/* Counts the call, keeps its arguments, and says what it has to answer. */
-__attribute__((format(printf, 2, 3))) static gp__cu_result called(enum function function,
-                                                                  const char *format, ...)
+gp__cu_result called(enum function function, const char *format, ...)
 {
     va_list list;
     pthread_mutex_lock(&lock);
@@ -168,13 +135,6 @@ __attribute__((format(printf, 2, 3))) static gp__cu_result called(enum function 
         return GP__CUDA_ERROR_NOT_INITIALIZED;
     return (gp__cu_result)setting(names[function], GP__CUDA_SUCCESS);
 }
-
-#define CALLED(name, ...)                                                                          \
-    do {                                                                                           \
-        gp__cu_result code_ = called(FN_##name, __VA_ARGS__);                                      \
-        if (code_ != GP__CUDA_SUCCESS)                                                             \
-            return code_;                                                                          \
-    } while (0)
 
 /* ---- the driver and its devices -------------------------------------------------------------- */
 
@@ -257,7 +217,7 @@ static gp__cu_result fake_cuDevicePrimaryCtxRetain(gp__cu_context *context, gp__
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
-static gp__cu_context current(void)
+gp__cu_context current(void)
 {
     return depth == 0 ? NULL : stack[depth - 1];
 }
@@ -408,7 +368,7 @@ static bool is_default(gp__cu_stream stream)
     return (uintptr_t)stream <= GP__CU_STREAM_PER_THREAD;
 }
 
-static gp__cu_context context_of(gp__cu_stream stream)
+gp__cu_context context_of(gp__cu_stream stream)
 {
     return is_default(stream) ? current() : stream->context;
 }
@@ -520,100 +480,6 @@ static gp__cu_result fake_cuStreamWaitEvent(gp__cu_stream stream, gp__cu_event e
     if (event->context == NULL || context_of(stream) != current())
         return GP__CUDA_ERROR_INVALID_HANDLE;
     return GP__CUDA_SUCCESS;
-}
-
-/* ---- captures -------------------------------------------------------------------------------- */
-
-static gp__cu_result fake_cuStreamGetCaptureInfo(gp__cu_stream stream,
-                                                 gp__cu_capture_status *status, uint64_t *id,
-                                                 gp__cu_graph *captured,
-                                                 const gp__cu_node **dependencies, size_t *count)
-{
-    CALLED(cuStreamGetCaptureInfo, "stream=%p", (void *)stream);
-    if (context_of(stream) == NULL || context_of(stream) != current())
-        return GP__CUDA_ERROR_INVALID_CONTEXT;
-    *status = (gp__cu_capture_status)setting("capture", GP__CU_STREAM_CAPTURE_STATUS_NONE);
-    if (*status != GP__CU_STREAM_CAPTURE_STATUS_ACTIVE)
-        return GP__CUDA_SUCCESS;
-    *id = (uint64_t)setting("capture_id", 31);
-    *captured = &graph;
-    return dependencies == NULL && count == NULL ? GP__CUDA_SUCCESS : GP__CUDA_ERROR_INVALID_VALUE;
-}
-
-static gp__cu_result fake_cuUserObjectCreate(gp__cu_user_object *object, void *context,
-                                             void (*destroy)(void *context), unsigned int count,
-                                             unsigned int flags)
-{
-    CALLED(cuUserObjectCreate, "count=%u flags=%u", count, flags);
-    if (destroy == NULL || count == 0 || flags != GP__CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
-        return GP__CUDA_ERROR_INVALID_VALUE;
-    struct gp__cu_user_object_object *made = user_objects;
-    while (made->destroy != NULL)
-        made++;
-    *made = (struct gp__cu_user_object_object){destroy, context, count, false};
-    *object = made;
-    return GP__CUDA_SUCCESS;
-}
-
-static void drop_reference(struct gp__cu_user_object_object *object)
-{
-    if (--object->references > 0)
-        return;
-    void (*destroy)(void *) = object->destroy;
-    object->destroy = NULL;
-    destroy(object->context);
-}
-
-static gp__cu_result fake_cuUserObjectRelease(gp__cu_user_object object, unsigned int count)
-{
-    CALLED(cuUserObjectRelease, "count=%u", count);
-    if (object->in_graph || count != 1)
-        return GP__CUDA_ERROR_INVALID_VALUE;
-    drop_reference(object);
-    return GP__CUDA_SUCCESS;
-}
-
-static gp__cu_result fake_cuGraphRetainUserObject(gp__cu_graph retaining, gp__cu_user_object object,
-                                                  unsigned int count, unsigned int flags)
-{
-    CALLED(cuGraphRetainUserObject, "count=%u flags=%u", count, flags);
-    if (retaining != &graph || count != 1 || flags != GP__CU_GRAPH_USER_OBJECT_MOVE)
-        return GP__CUDA_ERROR_INVALID_VALUE;
-    object->in_graph = true;
-    return GP__CUDA_SUCCESS;
-}
-
-EXPORT unsigned long fake_cuda_drop_graph(void);
-EXPORT unsigned long fake_cuda_user_objects(void);
-
-static void *drop_on_thread(void *dropped)
-{
-    for (size_t i = 0; i < MOST_OBJECTS; i++) {
-        if (user_objects[i].destroy != NULL && user_objects[i].in_graph) {
-            drop_reference(&user_objects[i]);
-            ++*(unsigned long *)dropped;
-        }
-    }
-    return NULL;
-}
-
-/* As the driver does, on a thread of its own. */
-unsigned long fake_cuda_drop_graph(void)
-{
-    unsigned long dropped = 0;
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, drop_on_thread, &dropped) != 0)
-        abort();
-    pthread_join(thread, NULL);
-    return dropped;
-}
-
-unsigned long fake_cuda_user_objects(void)
-{
-    unsigned long live = 0;
-    for (size_t i = 0; i < MOST_OBJECTS; i++)
-        live += user_objects[i].destroy != NULL;
-    return live;
 }
 
 /* ---- the one exported function ---------------------------------------------------------------- */

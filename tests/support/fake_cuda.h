@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steering the stand-in for libcuda.so.1 (fake_cuda.c), which tests look up by name in the library
+ * Steering the stand-in for libcuda.so.1 (fake_cuda*.c), which tests look up by name in the library
  * that cuda.c has opened, since the fake is never linked.
  *
  * A setting is a name and a number. Before the library is loaded they come from the environment
