@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Chunks: physical memory with a reference count and a state. The one place that releases physical
- * memory, and the one function that changes a chunk's state. It never maps anything.
+ * memory, and the one function that changes a chunk's state. It never maps anything; chunk_share.c tries
+ * what has to be tried.
  */
 #include "backing_internal.h"
 #include "lock.h"
@@ -14,6 +15,8 @@ struct gp_chunk {
     gp_device *device;
     size_t size;
     gp_location location;
+    unsigned flags; /* GP_CHUNK_*, as it came to be */
+    bool imported;
     gp__memory memory;
     uint64_t id;
     void (*release)(void *context); /* of an adopted handle; NULL: the driver releases it */
@@ -22,6 +25,9 @@ struct gp_chunk {
     _Atomic uint64_t generation;
     _Atomic uint64_t references;
     _Atomic int state; /* enum gp__chunk_state */
+    /* Who must be done before close() may release the memory: the chunk itself, until it is closed, and
+     * every export under way. Whoever is last releases it. */
+    _Atomic uint64_t holds;
 };
 
 static _Atomic uint64_t last_id;
@@ -100,6 +106,7 @@ static gp_chunk *new_chunk(gp_device *device, size_t size, gp_location location,
     atomic_init(&chunk->generation, 0);
     atomic_init(&chunk->references, 1);
     atomic_init(&chunk->state, GP__CHUNK_IDLE);
+    atomic_init(&chunk->holds, 1);
     return chunk;
 }
 
@@ -115,7 +122,6 @@ static gp_status check_new(gp_device *device, size_t size, gp_error *error)
 gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, unsigned flags,
                           gp_chunk **out, gp_error *error)
 {
-    (void)flags;
     gp__assert_no_lock();
     gp_status status = check_new(device, size, error);
     if (status != GP_OK) {
@@ -125,11 +131,38 @@ gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, 
     if (chunk == NULL) {
         return GP_ERR_HOST_MEMORY;
     }
-    status = device->driver->create(device, size, location, &chunk->memory, error);
+    chunk->flags = flags;
+    status = gp__share_create(device, size, location, &chunk->flags, &chunk->memory, error);
     if (status != GP_OK) {
         gp__free(chunk);
         return status;
     }
+    *out = chunk;
+    return GP_OK;
+}
+
+gp_status gp_chunk_import_fd(gp_device *device, int fd, size_t size, gp_chunk **out,
+                             gp_error *error)
+{
+    struct gp__imported found;
+    gp__assert_no_lock();
+    gp_status status = check_new(device, size, error);
+    if (status != GP_OK) {
+        return status;
+    }
+    gp_chunk *chunk = new_chunk(device, size, GP_LOCATION_DEVICE, error);
+    if (chunk == NULL) {
+        return GP_ERR_HOST_MEMORY;
+    }
+    status = gp__share_import(device, fd, size, &found, error);
+    if (status != GP_OK) {
+        gp__free(chunk);
+        return status;
+    }
+    chunk->memory = found.memory;
+    chunk->location = found.location;
+    chunk->flags = found.flags;
+    chunk->imported = true;
     *out = chunk;
     return GP_OK;
 }
@@ -161,6 +194,20 @@ gp_status gp_chunk_adopt(gp_device *device, uint64_t handle, size_t size,
 
 /* ---- letting go --------------------------------------------------------------------------- */
 
+gp_status gp__release_memory(gp_device *device, gp__memory memory, size_t bytes, gp_error *error)
+{
+    const struct gp__driver *driver = device->driver;
+    gp_status status = driver->release(device, memory, bytes, error);
+    /* Nobody will come back for this memory, so a driver that refuses is asked once more. */
+    if (status != GP_OK) {
+        status = driver->release(device, memory, bytes, error);
+    }
+    if (status != GP_OK) {
+        atomic_fetch_add(&failed_releases, 1);
+    }
+    return status;
+}
+
 /* Once for each chunk. Context: may block and call out; no lock held. */
 static gp_status release_memory(gp_chunk *chunk, gp_error *error)
 {
@@ -169,16 +216,21 @@ static gp_status release_memory(gp_chunk *chunk, gp_error *error)
         chunk->release(chunk->release_context);
         return GP_OK;
     }
-    const struct gp__driver *driver = chunk->device->driver;
-    gp_status status = driver->release(chunk->device, chunk->memory, chunk->size, error);
-    /* Nobody will come back for this memory, so a driver that refuses is asked once more. */
-    if (status != GP_OK) {
-        status = driver->release(chunk->device, chunk->memory, chunk->size, error);
+    return gp__release_memory(chunk->device, chunk->memory, chunk->size, error);
+}
+
+static bool hold(gp_chunk *chunk)
+{
+    uint64_t holds = atomic_load(&chunk->holds);
+    while (holds != 0 && !atomic_compare_exchange_weak(&chunk->holds, &holds, holds + 1)) {
     }
-    if (status != GP_OK) {
-        atomic_fetch_add(&failed_releases, 1);
-    }
-    return status;
+    return holds != 0;
+}
+
+/* Releases the memory when this was the last hold of a closed chunk. */
+static gp_status let_go(gp_chunk *chunk, gp_error *error)
+{
+    return atomic_fetch_sub(&chunk->holds, 1) == 1 ? release_memory(chunk, error) : GP_OK;
 }
 
 gp_chunk *gp_chunk_retain(gp_chunk *chunk)
@@ -229,7 +281,7 @@ gp_status gp_chunk_close(gp_chunk *chunk, gp_error *error)
         return status;
     }
     if (gp__chunk_move(chunk, GP__CHUNK_IDLE, GP__CHUNK_CLOSED)) {
-        return release_memory(chunk, error);
+        return let_go(chunk, error);
     }
     if (gp_chunk_is_closed(chunk)) {
         return GP_OK;
@@ -238,6 +290,39 @@ gp_status gp_chunk_close(gp_chunk *chunk, gp_error *error)
                            "chunk %llu of %zu bytes is in use by a pool: it can be closed after "
                            "the pool has given it back",
                            (unsigned long long)chunk->id, chunk->size);
+}
+
+/* ---- sharing ------------------------------------------------------------------------------- */
+
+gp_status gp_chunk_export_fd(gp_chunk *chunk, int *fd, gp_error *error)
+{
+    char text[32];
+    gp__assert_no_lock();
+    gp_status status = gp__check_process(error);
+    if (status != GP_OK) {
+        return status;
+    }
+    if ((chunk->flags & GP_CHUNK_EXPORTABLE) == 0) {
+        return gp_error_set(
+            error, GP_ERR_ARGUMENT, "chunk %llu of %s on %s cannot be exported: %s",
+            (unsigned long long)chunk->id, gp__size_text(chunk->size, text), chunk->device->name,
+            chunk->imported ? "it was imported, and only the process that made it can"
+                            : "it was not made so (GP_CHUNK_EXPORTABLE, or "
+                              "handle_type='posix_fd' in Python)");
+    }
+    if (gp_chunk_is_closed(chunk) || !hold(chunk)) {
+        return gp__state_error(error, GP_REASON_CLOSED,
+                               "chunk %llu of %s is closed: it has no memory to export",
+                               (unsigned long long)chunk->id, gp__size_text(chunk->size, text));
+    }
+    status = chunk->device->driver->export_fd(chunk->device, chunk->memory, chunk->size, fd, error);
+    (void)let_go(chunk, NULL);
+    return status;
+}
+
+unsigned gp_chunk_flags(const gp_chunk *chunk)
+{
+    return chunk->flags;
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */

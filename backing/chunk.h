@@ -28,7 +28,18 @@ enum gp__chunk_state gp__chunk_state_of(const gp_chunk *chunk);
 const char *gp__chunk_state_text(enum gp__chunk_state state);
 /* The driver's number, for map and unmap. */
 gp__memory gp__chunk_memory(const gp_chunk *chunk);
+/* Releases memory for good: a driver that refuses is asked twice, then the leak is counted. May block. */
+gp_status gp__release_memory(gp_device *device, gp__memory memory, size_t bytes, gp_error *error);
 /* How many releases the driver refused since the process began: a leak that only it can mend. */
 uint64_t gp__chunk_failed_releases(void);
+
+/* ---- chunk_share.c: may block, no lock held ---- */
+/* device->driver->create() by the rules of GP_CHUNK_*: *flags is what is wanted, and on GP_OK what came
+ * to be. GP_ERR_UNAVAILABLE: exporting, or the location, is not supported. */
+gp_status gp__share_create(gp_device *device, size_t bytes, gp_location location, unsigned *flags,
+                           gp__memory *out, gp_error *error);
+/* The memory behind the descriptor, its size proved by a trial mapping; nothing is left of a failure. */
+gp_status gp__share_import(gp_device *device, int fd, size_t bytes, struct gp__imported *out,
+                           gp_error *error);
 
 #endif

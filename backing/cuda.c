@@ -178,8 +178,8 @@ static gp_status no_host_memory(const gp_device *device, gp_error *error)
                         device->name);
 }
 
-static gp_status cuda_create(gp_device *device, size_t bytes, gp_location location, gp__memory *out,
-                             gp_error *error)
+static gp_status cuda_create(gp_device *device, size_t bytes, gp_location location, unsigned flags,
+                             gp__memory *out, gp_error *error)
 {
     const struct gp__cuda_device *cuda = gp__cuda_of(device);
     gp__cu_memory memory = 0;
@@ -189,6 +189,9 @@ static gp_status cuda_create(gp_device *device, size_t bytes, gp_location locati
     if (location == GP_LOCATION_HOST && !cuda->host_supported)
         return no_host_memory(device, error);
     gp__cu_allocation properties = allocation_in(cuda, location);
+    if (flags & GP_CHUNK_EXPORTABLE)
+        properties.requestedHandleTypes = GP__CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.allocFlags.gpuDirectRDMACapable = (flags & GP_CHUNK_GPU_DIRECT_RDMA) != 0;
     gp__cu_result code = cuda->api->cuMemCreate(&memory, bytes, &properties, 0);
     if (code == GP__CUDA_SUCCESS) {
         *out = memory;
@@ -229,17 +232,22 @@ static gp_status cuda_map(gp_device *device, uintptr_t va, size_t bytes, gp__mem
 }
 
 static gp_status cuda_set_access(gp_device *device, uintptr_t va, size_t bytes,
-                                 gp_location location, gp_error *error)
+                                 gp_location location, const struct gp__peers *peers,
+                                 gp_error *error)
 {
     const struct gp__cuda_device *cuda = gp__cuda_of(device);
     gp_status status = begin_blocking(error);
     if (status != GP_OK)
         return status;
-    const gp__cu_access access[] = {
+    gp__cu_access access[2 + GP__MOST_PEERS] = {
         {location_of(cuda, GP_LOCATION_DEVICE), GP__CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
         {location_of(cuda, GP_LOCATION_HOST), GP__CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
     };
     size_t count = location == GP_LOCATION_HOST ? 2 : 1;
+    for (size_t i = 0; peers != NULL && i < peers->count; i++)
+        access[count++] =
+            (gp__cu_access){location_of(gp__cuda_of(peers->devices[i]), GP_LOCATION_DEVICE),
+                            GP__CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     gp__cu_result code = cuda->api->cuMemSetAccess(va, bytes, access, count);
     if (code != GP__CUDA_SUCCESS)
         return gp__cuda_error(cuda->api, error, GP_ERR_DRIVER, "cuMemSetAccess", code, va, bytes);
@@ -265,6 +273,9 @@ static const struct gp__driver cuda_driver = {
     .reserve = cuda_reserve,
     .free_address = cuda_free_address,
     .create = cuda_create,
+    .export_fd = gp__cuda_export_fd,
+    .import_fd = gp__cuda_import_fd,
+    .can_access = gp__cuda_can_access,
     .release = cuda_release,
     .map = cuda_map,
     .set_access = cuda_set_access,
@@ -343,6 +354,8 @@ static gp_status open_native(struct gp__cuda_device *cuda, gp_error *error)
         return gp__cuda_error(cuda->api, error, GP_ERR_UNAVAILABLE, "cuMemGetAllocationGranularity",
                               code, 0, 0);
     probe_host_memory(cuda);
+    base->chunk_flags = gp__cuda_chunk_flags(cuda->api, cuda->native);
+    base->wrong_size_code = GP__CUDA_ERROR_NOT_SUPPORTED;
     code = cuda->api->cuDevicePrimaryCtxRetain(&cuda->context, cuda->native);
     if (code != GP__CUDA_SUCCESS)
         return gp__cuda_error(cuda->api, error, GP_ERR_DRIVER, "cuDevicePrimaryCtxRetain", code, 0,

@@ -22,6 +22,7 @@ typedef unsigned int gp__cu_attribute;
 typedef unsigned int gp__cu_capture_mode;
 typedef unsigned int gp__cu_capture_status;
 typedef unsigned int gp__cu_granularity;
+typedef unsigned int gp__cu_handle_type;
 typedef int gp__cu_device;
 typedef unsigned long long gp__cu_pointer;
 typedef unsigned long long gp__cu_memory;
@@ -39,7 +40,7 @@ typedef struct gp__cu_location {
 
 typedef struct gp__cu_allocation {
     unsigned int type; /* CU_MEM_ALLOCATION_TYPE_PINNED */
-    unsigned int requestedHandleTypes; /* 0: no export */
+    unsigned int requestedHandleTypes; /* CU_MEM_HANDLE_TYPE_*; 0: no export */
     gp__cu_location location;
     void *win32HandleMetaData;
     struct {
@@ -95,9 +96,12 @@ typedef struct gp__cu_access {
     X(CUDA_ERROR_EXTERNAL_DEVICE, 911)                                                             \
     X(CUDA_ERROR_UNKNOWN, 999)                                                                     \
     X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                                \
+    X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                        \
+    X(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 110)                            \
     X(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 134)                                                       \
     X(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 141)                      \
     X(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                                            \
+    X(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                                                 \
     X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                              \
     X(CU_MEM_LOCATION_TYPE_HOST_NUMA, 3)                                                           \
     X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                                       \
@@ -131,6 +135,8 @@ enum gp__cuda_constant { GP__CUDA_CONSTANTS(GP__CUDA_CONSTANT) };
     X(cuDeviceGet, 2000, REQUIRED, (gp__cu_device * device, int ordinal))                          \
     X(cuDeviceGetAttribute, 2000, REQUIRED,                                                        \
       (int *value, gp__cu_attribute attribute, gp__cu_device device))                              \
+    X(cuDeviceCanAccessPeer, 4000, REQUIRED,                                                       \
+      (int *can_access, gp__cu_device device, gp__cu_device peer))                                 \
     X(cuDevicePrimaryCtxRetain, 7000, REQUIRED, (gp__cu_context * context, gp__cu_device device))  \
     X(cuCtxGetCurrent, 4000, REQUIRED, (gp__cu_context * context))                                 \
     X(cuCtxPushCurrent, 4000, REQUIRED, (gp__cu_context context))                                  \
@@ -149,6 +155,12 @@ enum gp__cuda_constant { GP__CUDA_CONSTANTS(GP__CUDA_CONSTANT) };
       (gp__cu_memory * memory, size_t size, const gp__cu_allocation *properties,                   \
        unsigned long long flags))                                                                  \
     X(cuMemRelease, 10020, REQUIRED, (gp__cu_memory memory))                                       \
+    X(cuMemExportToShareableHandle, 10020, REQUIRED,                                               \
+      (void *shareable, gp__cu_memory memory, gp__cu_handle_type type, unsigned long long flags))  \
+    X(cuMemImportFromShareableHandle, 10020, REQUIRED,                                             \
+      (gp__cu_memory * memory, void *shareable, gp__cu_handle_type type))                          \
+    X(cuMemGetAllocationPropertiesFromHandle, 10020, REQUIRED,                                     \
+      (gp__cu_allocation * properties, gp__cu_memory memory))                                      \
     X(cuMemMap, 10020, REQUIRED,                                                                   \
       (gp__cu_pointer va, size_t size, size_t offset, gp__cu_memory memory,                        \
        unsigned long long flags))                                                                  \

@@ -63,6 +63,14 @@ void gp__cuda_leave(gp_device *device, const struct gp__entry *entry);
  * captures, nor without an id in the key. A dead context is left for the work itself to find. */
 gp_status gp__cuda_check_work(const struct gp__cuda_device *cuda,
                               const struct gp__stream_key *stream, bool *captures, gp_error *error);
+/* cuda_share.c, for the table in cuda.c: contracts in driver.h. */
+gp_status gp__cuda_export_fd(gp_device *device, gp__memory memory, size_t bytes, int *fd,
+                             gp_error *error);
+gp_status gp__cuda_import_fd(gp_device *device, int fd, size_t bytes, struct gp__imported *out,
+                             gp_error *error);
+gp_status gp__cuda_can_access(gp_device *device, gp_device *peer, bool *can, gp_error *error);
+/* GP_CHUNK_* that the device says it supports. */
+unsigned gp__cuda_chunk_flags(const struct gp__cuda_api *api, gp__cu_device device);
 
 /* cuda_time.c, for the table in cuda.c: contracts in driver.h. */
 gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,

@@ -37,6 +37,20 @@ struct gp__entry {
     bool pushed;
 };
 
+/* Devices beside the own one that work on memory: all of the same kind, none twice, not the own. */
+#define GP__MOST_PEERS 32
+struct gp__peers {
+    size_t count;
+    gp_device *devices[GP__MOST_PEERS];
+};
+
+/* What import_fd() found behind a descriptor. */
+struct gp__imported {
+    gp__memory memory;
+    gp_location location;
+    unsigned flags; /* GP_CHUNK_GPU_DIRECT_RDMA or 0 */
+};
+
 struct gp__driver {
     /* -- memory: any thread, no context, may block -- */
     gp_status (*memory_info)(gp_device *device, size_t *free_bytes, size_t *total_bytes,
@@ -45,16 +59,33 @@ struct gp__driver {
     gp_status (*reserve)(gp_device *device, size_t bytes, uintptr_t *va, gp_error *error);
     /* Exactly the address and size that reserve gave (V2); nothing may be mapped in it. */
     gp_status (*free_address)(gp_device *device, uintptr_t va, size_t bytes, gp_error *error);
-    /* GP_ERR_OUT_OF_MEMORY if the device has no room; GP_ERR_UNAVAILABLE for the location. */
-    gp_status (*create)(gp_device *device, size_t bytes, gp_location location, gp__memory *out,
-                        gp_error *error);
+    /* GP_ERR_OUT_OF_MEMORY if the device has no room; GP_ERR_UNAVAILABLE for the location. `flags`
+     * (GP_CHUNK_*) is a subset of device->chunk_flags; all of them or none: chunk_share.c decides what
+     * to do without. */
+    gp_status (*create)(gp_device *device, size_t bytes, gp_location location, unsigned flags,
+                        gp__memory *out, gp_error *error);
     gp_status (*release)(gp_device *device, gp__memory memory, size_t bytes, gp_error *error);
+    /* A new descriptor for memory that create() made here with GP_CHUNK_EXPORTABLE and that is not
+     * released; close-on-exec, the caller's to close. */
+    gp_status (*export_fd)(gp_device *device, gp__memory memory, size_t bytes, int *fd,
+                           gp_error *error);
+    /* Memory of this device behind an open descriptor, to be released like any other; the descriptor
+     * stays the caller's. GP_ERR_ARGUMENT: memory of another device, and, where that can be told, no
+     * memory, or not `bytes` of it. Where the size cannot be told, map() fails with
+     * device->wrong_size_code and release() takes any size. */
+    gp_status (*import_fd)(gp_device *device, int fd, size_t bytes, struct gp__imported *out,
+                           gp_error *error);
+    /* *can: work on `peer`, another device of this kind, can reach memory of this one through its
+     * addresses. A question that fails counts as no, so callers look at the status for a fork or an
+     * exit only. */
+    gp_status (*can_access)(gp_device *device, gp_device *peer, bool *can, gp_error *error);
     /* Maps the whole of `memory` at va, inside a reservation, where nothing is mapped. No access yet. */
     gp_status (*map)(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
                      gp_error *error);
-    /* Read and write for the device (and the CPU where `location` says so); covers whole mappings. */
+    /* Read and write for the device (and the CPU where `location` says so) and for all `peers` (NULL:
+     * none), which can_access(); covers whole mappings. */
     gp_status (*set_access)(gp_device *device, uintptr_t va, size_t bytes, gp_location location,
-                            gp_error *error);
+                            const struct gp__peers *peers, gp_error *error);
     /* Exactly one mapping. Does NOT wait for work: only gp__reap() and a grow's undo call it. */
     gp_status (*unmap)(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
                        gp_error *error);
@@ -134,6 +165,11 @@ struct gp_device {
         ended_streams_passed; /* a stream that no longer resolves has no work left (host, not CUDA) */
     char name[24];
     void *state; /* the implementation's own */
+    unsigned chunk_flags; /* GP_CHUNK_* that create() understands here; constant once opened */
+    int wrong_size_code; /* the code of a map() whose size is not the memory's; 0: never so */
+    /* chunk_share.c's own, by gp_location: whether GP_CHUNK_GPU_DIRECT_RDMA memory has proved usable.
+     * Atomic. */
+    int rdma_trial[2];
 };
 
 /* Openers, one per implementation; device.c calls them under its registry lock, once per ordinal. */

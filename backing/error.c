@@ -127,6 +127,12 @@ static const char *errno_name(int code)
         return "EINVAL";
     case ENOMEM:
         return "ENOMEM";
+    case EBADF:
+        return "EBADF";
+    case EMFILE:
+        return "EMFILE";
+    case ENFILE:
+        return "ENFILE";
     case EAGAIN:
         return "EAGAIN";
     case EFAULT:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The host device: this process's own address space and memory, through mmap, mremap and mprotect.
- * Streams are in host_stream.c, sizes in host_info.c. It never leaves a hole in an address range
+ * Streams are in host_stream.c, sizes in host_info.c, chunks for other processes in host_share.c. It never leaves a hole in an address range
  * that it owns, and a forked child can never change the parent's memory.
  *
  *   reservation   PROT_NONE pages, private, not accounted.
@@ -22,7 +22,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #ifndef MREMAP_DONTUNMAP
@@ -30,7 +29,7 @@
 #endif
 
 #define GRANULARITY   ((size_t)2 << 20) /* bytes: one huge page on x86-64 */
-#define PRIVATE_PAGES (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+#define PRIVATE_PAGES GP__HOST_PRIVATE_PAGES
 
 /* What a gp__memory of this device points to. A chunk has one user at a time, so it needs no lock.
  * */
@@ -38,6 +37,7 @@ struct host_memory {
     uintptr_t home; /* 0 when its addresses were lost while the chunk was mapped */
     size_t bytes;
     uintptr_t mapped_va; /* 0 while at home */
+    int descriptor; /* of the memory file that it is, which needs no home; -1: private pages */
 };
 
 struct reservation {
@@ -87,19 +87,13 @@ static uintptr_t map_aligned(size_t bytes)
     return 0;
 }
 
-enum move_result {
-    MOVED,
-    NOT_MOVED, /* errno says why; both ranges are as they were */
-    TARGET_LOST /* the same, but the target's addresses are no longer ours */
-};
-
 /* Moves pages and leaves the range they came from empty, with the protection they had. */
-static enum move_result move_pages(uintptr_t from, uintptr_t to, size_t bytes)
+static enum gp__host_move move_pages(uintptr_t from, uintptr_t to, size_t bytes)
 {
     void *moved = mremap(pointer_to(from), bytes, bytes,
                          MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, pointer_to(to));
     if (moved != MAP_FAILED) {
-        return MOVED;
+        return GP__HOST_MOVED;
     }
     /* The kernel clears the target before it moves, so a failure after that left a hole: fill it.
      * NOREPLACE, because in every other case the target is still there. */
@@ -108,7 +102,7 @@ static enum move_result move_pages(uintptr_t from, uintptr_t to, size_t bytes)
         mmap(pointer_to(to), bytes, PROT_NONE, PRIVATE_PAGES | MAP_FIXED_NOREPLACE, -1, 0);
     bool lost = filled == MAP_FAILED && errno != EEXIST;
     errno = code;
-    return lost ? TARGET_LOST : NOT_MOVED;
+    return lost ? GP__HOST_TARGET_LOST : GP__HOST_NOT_MOVED;
 }
 
 /* Replaces what a mapping left behind by pages like those around it, in one step, so that the
@@ -306,8 +300,40 @@ static gp_status check_create(size_t bytes, gp_location location, gp_error *erro
     return status;
 }
 
-static gp_status create(gp_device *device, size_t bytes, gp_location location, gp__memory *out,
-                        gp_error *error)
+gp_status gp__host_share_wrap(int descriptor, size_t bytes, gp__memory *out, gp_error *error)
+{
+    struct host_memory *memory = gp__calloc(1, sizeof *memory);
+    if (memory == NULL) {
+        return gp_error_set(error, GP_ERR_HOST_MEMORY,
+                            "no host memory to describe a chunk of %zu bytes", bytes);
+    }
+    memory->bytes = bytes;
+    memory->descriptor = descriptor;
+    *out = (uintptr_t)memory;
+    return GP_OK;
+}
+
+int gp__host_descriptor(gp__memory memory)
+{
+    return memory_behind(memory)->descriptor;
+}
+
+static gp_status create_shared(size_t bytes, gp__memory *out, gp_error *error)
+{
+    int descriptor = -1;
+    gp_status status = gp__host_share_create(bytes, &descriptor, error);
+    if (status != GP_OK) {
+        return status;
+    }
+    status = gp__host_share_wrap(descriptor, bytes, out, error);
+    if (status != GP_OK) {
+        (void)close(descriptor);
+    }
+    return status;
+}
+
+static gp_status create(gp_device *device, size_t bytes, gp_location location, unsigned flags,
+                        gp__memory *out, gp_error *error)
 {
     (void)device;
     gp_status status = gp__host_check_fork(error);
@@ -321,11 +347,15 @@ static gp_status create(gp_device *device, size_t bytes, gp_location location, g
         return status;
     }
     gp__assert_no_lock();
-    struct host_memory *memory = gp__calloc(1, sizeof *memory);
-    if (memory == NULL) {
-        return gp_error_set(error, GP_ERR_HOST_MEMORY,
-                            "no host memory to describe a chunk of %zu bytes", bytes);
+    if ((flags & GP_CHUNK_EXPORTABLE) != 0) {
+        return create_shared(bytes, out, error);
     }
+    gp__memory described = 0;
+    status = gp__host_share_wrap(-1, bytes, &described, error);
+    if (status != GP_OK) {
+        return status;
+    }
+    struct host_memory *memory = memory_behind(described);
     memory->home = map_aligned(bytes);
     if (memory->home == 0) {
         status = gp__errno_error(error, GP_ERR_OUT_OF_MEMORY, "mmap", errno, 0, bytes);
@@ -334,8 +364,7 @@ static gp_status create(gp_device *device, size_t bytes, gp_location location, g
     }
     /* Only faster: a kernel without huge pages refuses, and the chunk works all the same. */
     (void)madvise(pointer_to(memory->home), bytes, MADV_HUGEPAGE);
-    memory->bytes = bytes;
-    *out = (uintptr_t)memory;
+    *out = described;
     return GP_OK;
 }
 
@@ -352,7 +381,9 @@ static gp_status release(gp_device *device, gp__memory handle, size_t bytes, gp_
         int code = memory->mapped_va != 0 ? EBUSY : EINVAL;
         return gp__errno_error(error, GP_ERR_DRIVER, "munmap", code, memory->mapped_va, bytes);
     }
-    if (munmap(pointer_to(memory->home), bytes) != 0) {
+    if (memory->descriptor >= 0) {
+        (void)close(memory->descriptor);
+    } else if (munmap(pointer_to(memory->home), bytes) != 0) {
         return gp__errno_error(error, GP_ERR_DRIVER, "munmap", errno, memory->home, bytes);
     }
     gp__free(memory);
@@ -373,24 +404,27 @@ static gp_status map(gp_device *device, uintptr_t va, size_t bytes, gp__memory h
     if (!fits || memory->mapped_va != 0 || !count_mapping(va, bytes, 1)) {
         return gp__errno_error(error, GP_ERR_DRIVER, "mremap", EINVAL, va, bytes);
     }
-    enum move_result result = move_pages(memory->home, va, bytes);
-    if (result != MOVED) {
+    bool shared = memory->descriptor >= 0;
+    enum gp__host_move result = shared ? gp__host_share_map(memory->descriptor, va, bytes)
+                                       : move_pages(memory->home, va, bytes);
+    if (result != GP__HOST_MOVED) {
         int code = errno;
         (void)count_mapping(va, bytes, -1);
-        if (result == TARGET_LOST) {
+        if (result == GP__HOST_TARGET_LOST) {
             mark_torn(va, bytes);
         }
-        return gp__errno_error(error, GP_ERR_DRIVER, "mremap", code, va, bytes);
+        return gp__errno_error(error, GP_ERR_DRIVER, shared ? "mmap" : "mremap", code, va, bytes);
     }
     memory->mapped_va = va;
     return GP_OK;
 }
 
 static gp_status set_access(gp_device *device, uintptr_t va, size_t bytes, gp_location location,
-                            gp_error *error)
+                            const struct gp__peers *peers, gp_error *error)
 {
     (void)device;
     (void)location;
+    (void)peers; /* nobody but the host itself can be one */
     gp_status status = gp__host_check_fork(error);
     if (status != GP_OK) {
         return status;
@@ -408,18 +442,26 @@ static gp_status set_access(gp_device *device, uintptr_t va, size_t bytes, gp_lo
 /* 0 or errno. */
 static int send_home(struct host_memory *memory, uintptr_t va, size_t bytes)
 {
+    if (memory->descriptor >= 0) {
+        bool lost;
+        int code = gp__host_share_unmap(va, bytes, &lost);
+        if (lost) {
+            mark_torn(va, bytes);
+        }
+        return code;
+    }
     if (memory->home == 0) {
         memory->home = map_aligned(bytes); /* an earlier try lost it */
     }
     if (memory->home == 0) {
         return errno;
     }
-    enum move_result result = move_pages(va, memory->home, bytes);
-    if (result == MOVED) {
+    enum gp__host_move result = move_pages(va, memory->home, bytes);
+    if (result == GP__HOST_MOVED) {
         return 0;
     }
     int code = errno;
-    if (result == TARGET_LOST) {
+    if (result == GP__HOST_TARGET_LOST) {
         memory->home = 0;
     }
     return code;
@@ -445,10 +487,13 @@ static gp_status unmap(gp_device *device, uintptr_t va, size_t bytes, gp__memory
     int code = send_home(memory, va, bytes);
     if (code != 0) {
         (void)mprotect(pointer_to(va), bytes, PROT_READ | PROT_WRITE);
-        return gp__errno_error(error, GP_ERR_DRIVER, "mremap", code, va, bytes);
+        const char *call = memory->descriptor >= 0 ? "mmap" : "mremap";
+        return gp__errno_error(error, GP_ERR_DRIVER, call, code, va, bytes);
     }
     memory->mapped_va = 0;
-    renew(va, bytes);
+    if (memory->descriptor < 0) {
+        renew(va, bytes);
+    }
     (void)count_mapping(va, bytes, -1);
     return GP_OK;
 }
@@ -477,6 +522,9 @@ static const struct gp__driver host_driver = {
     .reserve = reserve,
     .free_address = free_address,
     .create = create,
+    .export_fd = gp__host_export_fd,
+    .import_fd = gp__host_import_fd,
+    .can_access = gp__host_can_access,
     .release = release,
     .map = map,
     .set_access = set_access,
@@ -504,6 +552,7 @@ static gp_device host_device = {
     .granularity = GRANULARITY,
     .host_accessible = true,
     .ended_streams_passed = true,
+    .chunk_flags = GP_CHUNK_EXPORTABLE,
     .name = "host",
 };
 
@@ -515,8 +564,8 @@ static int try_moving(void)
     if (pages == MAP_FAILED) {
         return errno;
     }
-    enum move_result result = move_pages((uintptr_t)pages, (uintptr_t)pages + bytes, bytes);
-    int code = result == MOVED ? 0 : errno;
+    enum gp__host_move result = move_pages((uintptr_t)pages, (uintptr_t)pages + bytes, bytes);
+    int code = result == GP__HOST_MOVED ? 0 : errno;
     (void)munmap(pages, 2 * bytes);
     return code;
 }

@@ -8,10 +8,39 @@
 
 #include "driver.h"
 
+#include <sys/mman.h>
+
+/* Pages that a reservation, or a chunk nobody has touched, consists of. */
+#define GP__HOST_PRIVATE_PAGES (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+/* How bringing pages to a place ended. */
+enum gp__host_move {
+    GP__HOST_MOVED,
+    GP__HOST_NOT_MOVED, /* errno says why; both ranges are as they were */
+    GP__HOST_TARGET_LOST /* the same, but the target's addresses are no longer ours */
+};
+
 /* GP_ERR_STATE in a forked child. Takes no lock. */
 gp_status gp__host_check_fork(gp_error *error);
 /* Bytes of memory in the machine, whatever a control group allows. */
 size_t gp__host_physical_bytes(void);
+
+/* host.c, for host_share.c: describes memory in a file; takes over the descriptor on GP_OK. */
+gp_status gp__host_share_wrap(int descriptor, size_t bytes, gp__memory *out, gp_error *error);
+/* The memory file of such memory. */
+int gp__host_descriptor(gp__memory memory);
+
+/* host_share.c, for host.c. */
+gp_status gp__host_share_create(size_t bytes, int *descriptor, gp_error *error);
+/* Maps the file, out of reach, over a reservation's own pages. */
+enum gp__host_move gp__host_share_map(int descriptor, uintptr_t va, size_t bytes);
+/* Puts a reservation's own pages in its place. 0 or errno; *lost: the addresses are no longer ours. */
+int gp__host_share_unmap(uintptr_t va, size_t bytes, bool *lost);
+gp_status gp__host_export_fd(gp_device *device, gp__memory memory, size_t bytes, int *fd,
+                             gp_error *error);
+gp_status gp__host_import_fd(gp_device *device, int fd, size_t bytes, struct gp__imported *out,
+                             gp_error *error);
+gp_status gp__host_can_access(gp_device *device, gp_device *peer, bool *can, gp_error *error);
 
 gp_status gp__host_memory_info(gp_device *device, size_t *free_bytes, size_t *total_bytes,
                                gp_error *error);

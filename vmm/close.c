@@ -212,7 +212,9 @@ gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error
     if (pool == NULL)
         return gp_error_set(error, GP_ERR_HOST_MEMORY, "no host memory for a pool");
     init(pool, options);
-    status = plan_addresses(pool, options->address_space, error);
+    status = gp__peers_set(&pool->peers, pool->device, options->peers, options->peer_count, error);
+    if (status == GP_OK)
+        status = plan_addresses(pool, options->address_space, error);
     if (status == GP_OK && options->backing != NULL)
         pool->backing = gp_backing_retain(options->backing);
     else if (status == GP_OK)

@@ -188,8 +188,8 @@ static gp_status set_access(gp_pool *pool, const struct gp__retired *item, gp_er
             bytes += item->bytes;
             item = item->next;
         }
-        gp_status status =
-            pool->device->driver->set_access(pool->device, run->va, bytes, location, error);
+        gp_status status = pool->device->driver->set_access(pool->device, run->va, bytes, location,
+                                                            &pool->peers, error);
         if (status != GP_OK)
             return status;
     }

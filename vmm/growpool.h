@@ -155,7 +155,9 @@ typedef struct gp_pool_options {
      * GP_ERR_INTERRUPTED. Never called from the reaper. NULL: waits are not interruptible. */
     int (*interrupted)(void *context);
     void *interrupted_context;
-    /* Devices of the same kind that get access to every chunk, now and later; copied. */
+    /* Devices of the same kind that get access to every chunk, now and later; copied. The pool's own
+     * device and doubles are dropped. GP_ERR_ARGUMENT: another kind; GP_ERR_UNAVAILABLE: one of them
+     * cannot reach the memory. */
     gp_device *const *peers;
     size_t peer_count;
 } gp_pool_options;
@@ -180,6 +182,9 @@ GP_API gp_status gp_pool_finish(gp_pool *pool, gp_error *error);
 GP_API bool gp_pool_is_closed(const gp_pool *pool);
 GP_API gp_device *gp_pool_device(const gp_pool *pool);
 GP_API const char *gp_pool_name(const gp_pool *pool);
+GP_API size_t gp_pool_peer_count(const gp_pool *pool);
+/* The peers in the order given; NULL from gp_pool_peer_count() on. */
+GP_API gp_device *gp_pool_peer(const gp_pool *pool, size_t index);
 
 /* The pool's stream for a device handle: 0 is the legacy default stream (on host: the calling
  * thread). *out is a new reference. GP_ERR_ARGUMENT: no stream of this device. Never blocks. */

@@ -15,6 +15,7 @@
  *   trim.c    trim, drain, limit, forget_stream, unreturned      close.c   create, close, release
  *   orphan.c  pools that are let go, and what they leave
  *   stats.c   stats and snapshots                                check.c   the invariants
+ *   peer.c    which other devices get access
  *
  * FIELDS are guarded by `lock` unless said otherwise.
  *
@@ -153,6 +154,7 @@ struct gp_pool {
     /* Constant after creation. */
     char name[64];
     gp_device *device;
+    struct gp__peers peers; /* get access to every chunk */
     gp_backing *backing;
     size_t page; /* bytes: the unit of growth */
     size_t chunk_size; /* 0: planned */
@@ -240,6 +242,12 @@ void gp__pool_poll(gp_pool *pool);
 void gp__pool_record_here(gp_pool *pool, struct gp__owners owners);
 /* Adds the pool's figures to an error about memory. lock: held. */
 void gp__pool_figures(const gp_pool *pool, size_t size, size_t physical, gp_error *error);
+
+/* ---- peer.c ---- */
+/* Adds the given devices to `peers`, without `device` itself and doubles. GP_ERR_ARGUMENT: another kind;
+ * GP_ERR_UNAVAILABLE: one cannot reach the memory. May block. */
+gp_status gp__peers_set(struct gp__peers *peers, gp_device *device, gp_device *const *given,
+                        size_t count, gp_error *error);
 
 /* ---- span.c; lock: held everywhere ---- */
 /* Makes sure that `count` descriptors are spare, so that what follows cannot fail. */

@@ -114,6 +114,8 @@
     FUNCTION(pool_is_closed)                                                                       \
     FUNCTION(pool_device)                                                                          \
     FUNCTION(pool_name)                                                                            \
+    FUNCTION(pool_peer_count)                                                                      \
+    FUNCTION(pool_peer)                                                                            \
     FUNCTION(pool_stream)                                                                          \
     FUNCTION(pool_malloc)                                                                          \
     FUNCTION(pool_try_malloc)                                                                      \

@@ -41,8 +41,7 @@ gp_chunk *ext_chunk_of(struct module_state *state, PyObject *object, const char 
 
 /* ---- making --------------------------------------------------------------------------------- */
 
-/* Wraps a chunk made just now; takes the reference. */
-static PyObject *wrap(struct module_state *state, gp_chunk *chunk)
+PyObject *ext_chunk_wrap(struct module_state *state, gp_chunk *chunk)
 {
     PyObject *self = ext_chunk_object(state, chunk);
     ext_chunk_release(chunk);
@@ -68,47 +67,61 @@ static int parse_location(PyObject *object, gp_location *location)
     return -1;
 }
 
-PyDoc_STRVAR(create_doc,
-             "create($type, /, size, device=None, *, location='device')\n--\n\n"
-             "Make physical memory.\n\n"
-             "Parameters\n----------\n"
-             "size : int or str\n    Bytes, a multiple of the device's granularity (2 MiB on "
-             "today's GPUs).\n"
-             "device : str, int or object, optional\n"
-             "    A device in any form that Pool takes, or the int that callbacks get.\n"
-             "location : {'device', 'host'}\n"
-             "    'host' is host memory near the GPU, mapped at device addresses.\n\n"
-             "Returns\n-------\nChunk\n\n"
-             "Raises\n------\n"
-             "OutOfMemoryError\n    The device has no room.\n"
-             "ValueError, TypeError, OverflowError\n    A wrong argument.\n"
-             "DriverError\n    The device refused, or does not exist on this machine.\n\n"
-             "Notes\n-----\n"
-             "Any thread. The memory is released when the last reference to the chunk goes and no "
-             "pool holds it.");
+PyDoc_STRVAR(
+    create_doc,
+    "create($type, /, size, device=None, *, location='device', handle_type=None,\n"
+    "       gpu_direct_rdma=False)\n--\n\n"
+    "Make physical memory.\n\n"
+    "Parameters\n----------\n"
+    "size : int or str\n    Bytes, a multiple of the device's granularity (2 MiB on "
+    "today's GPUs).\n"
+    "device : str, int or object, optional\n"
+    "    A device in any form that Pool takes, or the int that callbacks get.\n"
+    "location : {'device', 'host'}\n"
+    "    'host' is host memory near the GPU, mapped at device addresses.\n"
+    "handle_type : {None, 'posix_fd'}\n"
+    "    'posix_fd': export_fd() works. On the host such a chunk holds a file descriptor "
+    "while it lives,\n"
+    "    and a forked child cannot reach its memory.\n"
+    "gpu_direct_rdma : bool\n"
+    "    Let network cards and the like reach the memory. A wish: where the device cannot, "
+    "the chunk is\n"
+    "    made without, and its property of that name is False.\n\n"
+    "Returns\n-------\nChunk\n\n"
+    "Raises\n------\n"
+    "OutOfMemoryError\n    The device has no room.\n"
+    "ValueError, TypeError, OverflowError\n    A wrong argument.\n"
+    "DriverError\n    The device refused, does not exist on this machine, or cannot share "
+    "memory.\n\n"
+    "Notes\n-----\n"
+    "Any thread. The memory is released when the last reference to the chunk goes and no "
+    "pool holds it.");
 
 static PyObject *chunk_create(PyTypeObject *type, PyTypeObject *defining, PyObject *const *args,
                               Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"size", "device", "location", NULL};
+    static const char *const names[] = {"size",        "device",          "location",
+                                        "handle_type", "gpu_direct_rdma", NULL};
     static const struct ext_signature signature = {"create", names, 1, 2};
     (void)type;
     struct module_state *state = PyType_GetModuleState(defining);
-    PyObject *given[3];
+    PyObject *given[5];
     size_t size;
     gp_device *device;
     gp_location location;
+    unsigned flags;
     if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
         ext_size(given[0], "size", &size) < 0 || parse_location(given[2], &location) < 0 ||
+        ext_chunk_flags(given[3], given[4], &flags) < 0 ||
         ext_device(state, given[1], EXT_DEVICE_CALLBACK_IDS, &device) < 0)
         return NULL;
     gp_error error = {0};
     gp_chunk *chunk = NULL;
     PyThreadState *saved = ext_leave_python();
-    gp_status status = gp_chunk_create(device, size, location, 0, &chunk, &error);
+    gp_status status = gp_chunk_create(device, size, location, flags, &chunk, &error);
     ext_reenter_python(saved);
     if (status == GP_OK)
-        return wrap(state, chunk);
+        return ext_chunk_wrap(state, chunk);
     ext_raise(state, status, &error, NULL);
     return NULL;
 }
@@ -170,7 +183,7 @@ static PyObject *chunk_from_handle(PyTypeObject *type, PyTypeObject *defining,
         ext_raise(state, status, &error, NULL);
         return NULL;
     }
-    return wrap(state, chunk);
+    return ext_chunk_wrap(state, chunk);
 }
 
 /* ---- using ---------------------------------------------------------------------------------- */
@@ -273,6 +286,9 @@ static PyMethodDef chunk_methods[] = {
      METH_CLASS | METH_METHOD | METH_FASTCALL | METH_KEYWORDS, create_doc},
     {"from_handle", (PyCFunction)(void (*)(void))chunk_from_handle,
      METH_CLASS | METH_METHOD | METH_FASTCALL | METH_KEYWORDS, from_handle_doc},
+    {"from_fd", (PyCFunction)(void (*)(void))ext_chunk_from_fd,
+     METH_CLASS | METH_METHOD | METH_FASTCALL | METH_KEYWORDS, ext_chunk_from_fd_doc},
+    {"export_fd", (PyCFunction)ext_chunk_export_fd, METH_NOARGS, ext_chunk_export_fd_doc},
     {"close", (PyCFunction)chunk_close, METH_NOARGS, close_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -283,6 +299,10 @@ static PyGetSetDef chunk_getset[] = {
     {"device_id", (getter)chunk_get_device_id, NULL,
      "The device as callbacks get it: N for cuda:N, -1 for the host.", NULL},
     {"handle", (getter)chunk_get_handle, NULL, "The driver's number for the memory.", NULL},
+    {"handle_type", (getter)ext_chunk_get_handle_type, NULL,
+     "'posix_fd' when export_fd() works, else None.", NULL},
+    {"gpu_direct_rdma", (getter)ext_chunk_get_gpu_direct_rdma, NULL,
+     "True when network cards and the like may reach the memory.", NULL},
     {"is_closed", (getter)chunk_get_is_closed, NULL, "True after close().", NULL},
     {"is_in_use", (getter)chunk_get_is_in_use, NULL, "True while a pool holds the chunk.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -295,7 +315,8 @@ static PyMemberDef chunk_members[] = {
 };
 
 PyDoc_STRVAR(chunk_doc, "Physical memory: the unit in which a pool grows and shrinks.\n\n"
-                        "Made by Chunk.create(), or adopted with Chunk.from_handle(). A pool that "
+                        "Made by Chunk.create(), imported with Chunk.from_fd(), or adopted with "
+                        "Chunk.from_handle(). A pool that "
                         "accepted a chunk holds it\n"
                         "until it calls `free`; a chunk that nobody holds is released.");
 

@@ -27,6 +27,20 @@ struct chunk_object {
 PyObject *ext_chunk_object(struct module_state *state, gp_chunk *chunk);
 /* The gp_chunk in a growpool.Chunk (borrowed); NULL with TypeError for anything else. */
 gp_chunk *ext_chunk_of(struct module_state *state, PyObject *object, const char *what);
+/* The object of a chunk made just now; takes the reference. */
+PyObject *ext_chunk_wrap(struct module_state *state, gp_chunk *chunk);
+
+/* chunk_share.c */
+/* GP_CHUNK_* from the arguments handle_type and gpu_direct_rdma (NULL: left out). */
+int ext_chunk_flags(PyObject *handle_type, PyObject *gpu_direct_rdma, unsigned *flags);
+extern const char ext_chunk_export_fd_doc[];
+PyObject *ext_chunk_export_fd(struct chunk_object *self, PyObject *unused);
+extern const char ext_chunk_from_fd_doc[];
+PyObject *ext_chunk_from_fd(PyTypeObject *type, PyTypeObject *defining, PyObject *const *args,
+                            Py_ssize_t nargs, PyObject *kwnames);
+PyObject *ext_chunk_get_handle_type(struct chunk_object *self, void *unused);
+PyObject *ext_chunk_get_gpu_direct_rdma(struct chunk_object *self, void *unused);
+
 /* gp_chunk_release(), detached: releasing physical memory can block. */
 void ext_chunk_release(gp_chunk *chunk);
 /* Takes a chunk that was closed off its adapter's list, if it is on one: a close() that began before the

@@ -66,6 +66,7 @@ enum pool_argument {
     ARG_CHUNK_SIZE,
     ARG_ADDRESS_SPACE,
     ARG_NAME,
+    ARG_PEERS,
     ARG_COUNT
 };
 
@@ -185,20 +186,24 @@ static int open_pool(struct pool_object *self, struct ext_supplier *supplier,
 static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"device",     "alloc",         "free", "backing", "limit",
-                                        "chunk_size", "address_space", "name", NULL};
+                                        "chunk_size", "address_space", "name", "peers",   NULL};
     static const struct ext_signature signature = {"Pool", names, 0, 1};
     struct module_state *state = PyType_GetModuleState(type);
     PyObject *given[ARG_COUNT];
     gp_pool_options options = {0};
+    gp_device **peers = NULL;
     struct ext_supplier supplier;
     if (ext_parse_tuple(&signature, args, kwargs, given) < 0 ||
         find_supplier(state, given, &supplier) < 0)
         return NULL;
     struct pool_object *self = NULL;
-    if (parse_options(state, given, &options) == 0)
+    if (parse_options(state, given, &options) == 0 &&
+        ext_pool_parse_peers(state, given[ARG_PEERS], &peers, &options.peer_count) == 0)
         self = (struct pool_object *)type->tp_alloc(type, 0);
+    options.peers = peers;
     if (self != NULL && open_pool(self, &supplier, &options) < 0)
         Py_CLEAR(self);
+    PyMem_Free(peers);
     ext_supplier_clear(&supplier);
     return (PyObject *)self;
 }
@@ -391,6 +396,8 @@ static PyGetSetDef pool_getset[] = {
     {"device", (getter)pool_get_device, NULL, "The device as text, such as 'cuda:0'.", NULL},
     {"device_id", (getter)pool_get_device_id, NULL,
      "The device as callbacks get it: N for cuda:N, -1 for the host.", NULL},
+    {"peers", (getter)ext_pool_get_peers, NULL,
+     "The devices that get access to the pool's memory beside its own, as a tuple of text.", NULL},
     {"is_closed", (getter)pool_get_is_closed, NULL, "True when the pool takes no more work.", NULL},
     {"limit", (getter)ext_pool_get_limit, NULL,
      "Physical bytes that the pool may hold; None for no limit.", NULL},
@@ -409,7 +416,7 @@ static PyMemberDef pool_members[] = {
 PyDoc_STRVAR(
     pool_doc,
     "Pool(device=None, *, alloc=None, free=None, backing=None, limit=None, chunk_size=None,\n"
-    "     address_space=None, name='')\n--\n\n"
+    "     address_space=None, name='', peers=None)\n--\n\n"
     "Memory that grows in place, stays under a limit, and shrinks when idle.\n\n"
     "Parameters\n----------\n"
     "device : str, int or object, optional\n"
@@ -429,11 +436,16 @@ PyDoc_STRVAR(
     "    Bytes of every chunk, a multiple of the device's granularity. Left out: planned.\n"
     "address_space : int or str, optional\n"
     "    Bytes of addresses to reserve. Left out: twice the device's memory.\n"
-    "name : str, optional\n    For messages.\n\n"
+    "name : str, optional\n    For messages.\n"
+    "peers : list of devices, optional\n"
+    "    Other devices of the same kind that may read and write the pool's memory, every new chunk "
+    "included.\n"
+    "    The pool's own device and doubles are dropped.\n\n"
     "Raises\n------\n"
     "TypeError, ValueError, OverflowError\n    A wrong argument.\n"
-    "DriverError\n    The device does not exist on this machine; the message says what is "
-    "missing.\n\n"
+    "DriverError\n    The device does not exist on this machine, or a peer cannot reach its "
+    "memory; "
+    "the message\n    says what is missing.\n\n"
     "Notes\n-----\n"
     "Any thread, and from inside callbacks too, except that a callback that grows, trims, drains "
     "or closes\n"

@@ -59,6 +59,11 @@ int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, u
 int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream, unsigned flags,
                    uintptr_t *address);
 
+/* pool_peers.c. *devices is an array for PyMem_Free() (NULL: no peers). 0, or -1 with an exception. */
+int ext_pool_parse_peers(struct module_state *state, PyObject *object, gp_device ***devices,
+                         size_t *count);
+PyObject *ext_pool_get_peers(struct pool_object *self, void *unused);
+
 extern PyMethodDef ext_pool_call_methods[];
 PyObject *ext_pool_get_stats(struct pool_object *self, void *unused);
 PyObject *ext_pool_get_limit(struct pool_object *self, void *unused);

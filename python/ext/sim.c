@@ -74,6 +74,53 @@ static PyObject *sim_launch(PyObject *self, PyObject *const *args, Py_ssize_t na
     return none_unless_raised();
 }
 
+/* (ordinal, ordinal of the device that does the work, stream, address, bytes) */
+static PyObject *sim_launch_from(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 5);
+    gp__sim *from = sim != NULL ? sim_of(args + 1, 1, 1) : NULL;
+    if (from == NULL)
+        return NULL;
+    size_t handle = number(args, 2), address = number(args, 3), bytes = number(args, 4);
+    if (!PyErr_Occurred())
+        gp__sim_launch_from(sim, gp__sim_device(from), handle, address, bytes);
+    return none_unless_raised();
+}
+
+/* (ordinal, whether other devices can reach its memory) */
+static PyObject *sim_set_peers(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    int reachable = sim != NULL ? PyObject_IsTrue(args[1]) : -1;
+    if (reachable >= 0)
+        gp__sim_set_peers(sim, reachable);
+    return none_unless_raised();
+}
+
+/* (ordinal, enum gp__sim_rdma) */
+static PyObject *sim_set_rdma(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    size_t rdma = sim != NULL ? number(args, 1) : 0;
+    if (sim != NULL && !PyErr_Occurred())
+        gp__sim_set_rdma(sim, (enum gp__sim_rdma)rdma);
+    return none_unless_raised();
+}
+
+/* (ordinal, whether it shares memory by descriptor) */
+static PyObject *sim_set_sharing(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    int supported = sim != NULL ? PyObject_IsTrue(args[1]) : -1;
+    if (supported >= 0)
+        gp__sim_set_sharing(sim, supported);
+    return none_unless_raised();
+}
+
 /* (ordinal, stream, count) */
 static PyObject *sim_complete(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -244,23 +291,13 @@ static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     }
 
 static PyMethodDef sim_functions[] = {
-    FUNCTION(stream_create),
-    FUNCTION(stream_destroy),
-    FUNCTION(launch),
-    FUNCTION(complete),
-    FUNCTION(complete_all),
-    FUNCTION(pending_all),
-    FUNCTION(set_wait_completes),
-    FUNCTION(capture_begin),
-    FUNCTION(capture_end),
-    FUNCTION(kill_context),
-    FUNCTION(fail_at),
-    FUNCTION(faults),
-    FUNCTION(set_memory),
-    FUNCTION(ledger),
-    FUNCTION(violations),
-    FUNCTION(count_violations),
-    FUNCTION(log),
+    FUNCTION(stream_create), FUNCTION(stream_destroy),     FUNCTION(launch),
+    FUNCTION(launch_from),   FUNCTION(set_peers),          FUNCTION(set_rdma),
+    FUNCTION(set_sharing),   FUNCTION(complete),           FUNCTION(complete_all),
+    FUNCTION(pending_all),   FUNCTION(set_wait_completes), FUNCTION(capture_begin),
+    FUNCTION(capture_end),   FUNCTION(kill_context),       FUNCTION(fail_at),
+    FUNCTION(faults),        FUNCTION(set_memory),         FUNCTION(ledger),
+    FUNCTION(violations),    FUNCTION(count_violations),   FUNCTION(log),
     {NULL, NULL, 0, NULL},
 };
 

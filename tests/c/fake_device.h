@@ -30,9 +30,10 @@ static inline struct fake_device *fake_of(gp_device *device)
 }
 
 static inline gp_status fake_create(gp_device *device, size_t bytes, gp_location location,
-                                    gp__memory *out, gp_error *error)
+                                    unsigned flags, gp__memory *out, gp_error *error)
 {
     struct fake_device *fake = fake_of(device);
+    (void)flags;
     if (fake->create_status != GP_OK) {
         return gp__driver_error(error, fake->create_status, "fake_create", 2, "FAKE_FAILURE", 0,
                                 bytes);

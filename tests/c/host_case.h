@@ -94,7 +94,7 @@ static inline gp__memory create(size_t bytes)
 {
     gp__memory memory;
     gp_error error;
-    CHECK_OK(driver->create(host, bytes, GP_LOCATION_DEVICE, &memory, &error), &error);
+    CHECK_OK(driver->create(host, bytes, GP_LOCATION_DEVICE, 0, &memory, &error), &error);
     return memory;
 }
 
@@ -113,7 +113,7 @@ static inline void map(uintptr_t va, size_t bytes, gp__memory memory)
 static inline void set_access(uintptr_t va, size_t bytes)
 {
     gp_error error;
-    CHECK_OK(driver->set_access(host, va, bytes, GP_LOCATION_DEVICE, &error), &error);
+    CHECK_OK(driver->set_access(host, va, bytes, GP_LOCATION_DEVICE, NULL, &error), &error);
 }
 
 static inline void unmap(uintptr_t va, size_t bytes, gp__memory memory)

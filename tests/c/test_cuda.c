@@ -175,13 +175,13 @@ static void memory_calls_pass_on(void **state)
     CHECK_OK(driver->reserve(device, 4 * PAGE, &va, NULL), NULL);
     assert_string_equal(fake_last("cuMemAddressReserve"),
                         "size=8388608 alignment=0 hint=0 flags=0");
-    CHECK_OK(driver->create(device, PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(driver->create(device, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     assert_string_equal(fake_last("cuMemCreate"),
                         "size=2097152 type=1 handles=0 location=1 id=1 flags=0");
     CHECK_OK(driver->map(device, va, PAGE, memory, NULL), NULL);
     assert_string_equal(fake_last("cuMemMap"),
                         "va=1099511627776 size=2097152 offset=0 memory=4711 flags=0");
-    CHECK_OK(driver->set_access(device, va, PAGE, GP_LOCATION_DEVICE, NULL), NULL);
+    CHECK_OK(driver->set_access(device, va, PAGE, GP_LOCATION_DEVICE, NULL, NULL), NULL);
     assert_string_equal(fake_last("cuMemSetAccess"),
                         "va=1099511627776 size=2097152 count=1 first=1:1:3 last=1:1:3");
     CHECK_OK(driver->unmap(device, va, PAGE, memory, NULL), NULL);
@@ -198,14 +198,14 @@ static void host_memory_is_near_the_device(void **state)
     gp_device *device = open_device(1);
     gp__memory memory = 0;
     (void)state;
-    CHECK_OK(device->driver->create(device, PAGE, GP_LOCATION_HOST, &memory, NULL), NULL);
+    CHECK_OK(device->driver->create(device, PAGE, GP_LOCATION_HOST, 0, &memory, NULL), NULL);
     assert_string_equal(fake_last("cuMemCreate"),
                         "size=2097152 type=1 handles=0 location=3 id=3 flags=0");
-    CHECK_OK(device->driver->set_access(device, 1 << 21, PAGE, GP_LOCATION_HOST, NULL), NULL);
+    CHECK_OK(device->driver->set_access(device, 1 << 21, PAGE, GP_LOCATION_HOST, NULL, NULL), NULL);
     expect_text(fake_last("cuMemSetAccess"), "count=2 first=1:1:3 last=3:3:3");
     fake_set("cuMemCreate", GP__CUDA_ERROR_NOT_SUPPORTED);
     CHECK_STATUS(GP_ERR_UNAVAILABLE,
-                 device->driver->create(device, PAGE, GP_LOCATION_HOST, &memory, NULL), NULL);
+                 device->driver->create(device, PAGE, GP_LOCATION_HOST, 0, &memory, NULL), NULL);
 }
 
 static void host_memory_without_numa(void **state)
@@ -213,7 +213,7 @@ static void host_memory_without_numa(void **state)
     gp_device *device = open_device(0);
     gp__memory memory = 0;
     (void)state;
-    CHECK_OK(device->driver->create(device, PAGE, GP_LOCATION_HOST, &memory, NULL), NULL);
+    CHECK_OK(device->driver->create(device, PAGE, GP_LOCATION_HOST, 0, &memory, NULL), NULL);
     expect_text(fake_last("cuMemCreate"), "location=3 id=0");
 }
 
@@ -224,7 +224,8 @@ static void host_memory_unsupported(void **state)
     gp__memory memory = 0;
     (void)state;
     CHECK_STATUS(GP_ERR_UNAVAILABLE,
-                 device->driver->create(device, PAGE, GP_LOCATION_HOST, &memory, &error), &error);
+                 device->driver->create(device, PAGE, GP_LOCATION_HOST, 0, &memory, &error),
+                 &error);
     expect_text(error.message, "cannot map host memory");
     assert_int_equal(fake_calls("cuMemCreate"), 0);
 }
@@ -238,7 +239,8 @@ static void out_of_memory_has_its_status(void **state)
     (void)state;
     fake_set("cuMemCreate", GP__CUDA_ERROR_OUT_OF_MEMORY);
     CHECK_STATUS(GP_ERR_OUT_OF_MEMORY,
-                 device->driver->create(device, PAGE, GP_LOCATION_DEVICE, &memory, &error), &error);
+                 device->driver->create(device, PAGE, GP_LOCATION_DEVICE, 0, &memory, &error),
+                 &error);
     expect_driver_error(&error, "cuMemCreate", 2, "CUDA_ERROR_OUT_OF_MEMORY");
     assert_int_equal(error.size, PAGE);
     fake_set("cuMemAddressReserve", GP__CUDA_ERROR_OUT_OF_MEMORY);
@@ -263,13 +265,13 @@ static gp_status call_memory(gp_device *device, size_t which, gp_error *error)
     case 2:
         return driver->free_address(device, PAGE, PAGE, error);
     case 3:
-        return driver->create(device, PAGE, GP_LOCATION_DEVICE, &memory, error);
+        return driver->create(device, PAGE, GP_LOCATION_DEVICE, 0, &memory, error);
     case 4:
         return driver->release(device, 4711, PAGE, error);
     case 5:
         return driver->map(device, PAGE, PAGE, 4711, error);
     case 6:
-        return driver->set_access(device, PAGE, PAGE, GP_LOCATION_DEVICE, error);
+        return driver->set_access(device, PAGE, PAGE, GP_LOCATION_DEVICE, NULL, error);
     default:
         return driver->unmap(device, PAGE, PAGE, 4711, error);
     }
@@ -319,10 +321,12 @@ static void expect_all_refused(gp_device *device, gp__event *event, gp_reason re
     struct gp__entry entry = {0, true};
     gp_device *opened = NULL;
     gp__event *made;
-    bool capturing;
+    struct gp__imported imported;
+    bool capturing, can;
     uint64_t id;
     gp_error error;
     uintptr_t handle;
+    int fd;
 #define REFUSED(call)                                                                              \
     do {                                                                                           \
         CHECK_STATUS(GP_ERR_STATE, call, &error);                                                  \
@@ -330,6 +334,9 @@ static void expect_all_refused(gp_device *device, gp__event *event, gp_reason re
     } while (0)
     for (size_t i = 0; i < CASE_COUNT(memory_calls); i++)
         REFUSED(call_memory(device, i, &error));
+    REFUSED(driver->export_fd(device, 4711, PAGE, &fd, &error));
+    REFUSED(driver->import_fd(device, 0, PAGE, &imported, &error));
+    REFUSED(driver->can_access(device, device, &can, &error));
     REFUSED(driver->stream_resolve(device, 2, &key, &error));
     REFUSED(driver->stream_capturing(device, &key, &capturing, &error));
     REFUSED(driver->event_create(device, device->context, &made, &error));

@@ -34,6 +34,7 @@ SAME_TYPE(gp__cu_attribute, CUdevice_attribute);
 SAME_TYPE(gp__cu_capture_mode, CUstreamCaptureMode);
 SAME_TYPE(gp__cu_capture_status, CUstreamCaptureStatus);
 SAME_TYPE(gp__cu_granularity, CUmemAllocationGranularity_flags);
+SAME_TYPE(gp__cu_handle_type, CUmemAllocationHandleType);
 SAME_TYPE(gp__cu_device, CUdevice);
 SAME_TYPE(gp__cu_pointer, CUdeviceptr);
 SAME_TYPE(gp__cu_memory, CUmemGenericAllocationHandle);

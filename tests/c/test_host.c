@@ -200,15 +200,15 @@ static void chunks_that_cannot_be_made_are_refused(void **state)
     size_t total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     size_t bytes = (total / PAGE + 1) * PAGE;
     CHECK_STATUS(GP_ERR_OUT_OF_MEMORY,
-                 driver->create(host, bytes, GP_LOCATION_DEVICE, &memory, &error), NULL);
+                 driver->create(host, bytes, GP_LOCATION_DEVICE, 0, &memory, &error), NULL);
     assert_int_equal(error.size, bytes);
-    CHECK_STATUS(GP_ERR_UNAVAILABLE, driver->create(host, PAGE, GP_LOCATION_HOST, &memory, &error),
-                 NULL);
-    CHECK_STATUS(GP_ERR_DRIVER, driver->create(host, PAGE / 2, GP_LOCATION_DEVICE, &memory, &error),
-                 NULL);
+    CHECK_STATUS(GP_ERR_UNAVAILABLE,
+                 driver->create(host, PAGE, GP_LOCATION_HOST, 0, &memory, &error), NULL);
+    CHECK_STATUS(GP_ERR_DRIVER,
+                 driver->create(host, PAGE / 2, GP_LOCATION_DEVICE, 0, &memory, &error), NULL);
     gp__memory_fail_at(1, 0);
     CHECK_STATUS(GP_ERR_HOST_MEMORY,
-                 driver->create(host, PAGE, GP_LOCATION_DEVICE, &memory, &error), NULL);
+                 driver->create(host, PAGE, GP_LOCATION_DEVICE, 0, &memory, &error), NULL);
     gp__memory_fail_at(2, 0); /* the chunk is described, the driver's part is not */
     CHECK_STATUS(GP_ERR_HOST_MEMORY,
                  gp_chunk_create(host, PAGE, GP_LOCATION_DEVICE, 0, &chunk, &error), NULL);
@@ -241,9 +241,9 @@ static void wrong_calls_are_refused_and_change_nothing(void **state)
     assert_string_equal(error.name, "EBUSY");
     CHECK_STATUS(GP_ERR_DRIVER, driver->free_address(host, va, 4 * PAGE, &error), NULL);
     assert_string_equal(error.name, "EBUSY");
-    CHECK_STATUS(GP_ERR_DRIVER,
-                 driver->set_access(host, va + 3 * PAGE, 2 * PAGE, GP_LOCATION_DEVICE, &error),
-                 NULL);
+    CHECK_STATUS(
+        GP_ERR_DRIVER,
+        driver->set_access(host, va + 3 * PAGE, 2 * PAGE, GP_LOCATION_DEVICE, NULL, &error), NULL);
     check_marks(va, 2 * PAGE, 9);
     unmap(va, 2 * PAGE, memory);
     CHECK_STATUS(GP_ERR_DRIVER, driver->release(host, memory, PAGE, &error), NULL);
@@ -280,7 +280,7 @@ static void refused_system_calls_change_nothing(void **state)
 
     struct rlimit before = allow_no_more_addresses();
     statuses[0] = driver->reserve(host, PAGE, &refused_va, &errors[0]);
-    statuses[1] = driver->create(host, PAGE, GP_LOCATION_DEVICE, &refused_memory, &errors[1]);
+    statuses[1] = driver->create(host, PAGE, GP_LOCATION_DEVICE, 0, &refused_memory, &errors[1]);
     statuses[2] = driver->map(host, va + PAGE, PAGE, at_home, &errors[2]);
     statuses[3] = driver->unmap(host, va, PAGE, mapped, &errors[3]);
     assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);

@@ -498,9 +498,9 @@ static void an_unmap_under_work_faults(void **state)
     struct sigaction action = {.sa_handler = leave_the_fault};
     struct sigaction before;
     CHECK_OK(driver->reserve(host, PAGE, &va, &error), &error);
-    CHECK_OK(driver->create(host, PAGE, GP_LOCATION_DEVICE, &memory, &error), &error);
+    CHECK_OK(driver->create(host, PAGE, GP_LOCATION_DEVICE, 0, &memory, &error), &error);
     CHECK_OK(driver->map(host, va, PAGE, memory, &error), &error);
-    CHECK_OK(driver->set_access(host, va, PAGE, GP_LOCATION_DEVICE, &error), &error);
+    CHECK_OK(driver->set_access(host, va, PAGE, GP_LOCATION_DEVICE, NULL, &error), &error);
     struct writer writer = {.target = (volatile unsigned char *)va};
     assert_int_equal(sem_init(&writer.writing, 0, 0), 0);
     assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);

@@ -72,9 +72,9 @@ static void *grow_and_shrink(void *context)
         uintptr_t va;
         gp__memory memory;
         if (driver->reserve(host, 2 * PAGE, &va, NULL) != GP_OK ||
-            driver->create(host, PAGE, GP_LOCATION_DEVICE, &memory, NULL) != GP_OK ||
+            driver->create(host, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL) != GP_OK ||
             driver->map(host, va, PAGE, memory, NULL) != GP_OK ||
-            driver->set_access(host, va, PAGE, GP_LOCATION_DEVICE, NULL) != GP_OK) {
+            driver->set_access(host, va, PAGE, GP_LOCATION_DEVICE, NULL, NULL) != GP_OK) {
             return (void *)(intptr_t)-1;
         }
         *byte_at(va) = (unsigned char)round;
@@ -123,10 +123,10 @@ static bool child_changes_nothing(void *context)
         driver->memory_info(host, &bytes, &bytes, NULL),
         driver->reserve(host, PAGE, &va, NULL),
         driver->free_address(host, forked->va, 2 * PAGE, NULL),
-        driver->create(host, PAGE, GP_LOCATION_DEVICE, &memory, NULL),
+        driver->create(host, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL),
         driver->release(host, forked->at_home, PAGE, NULL),
         driver->map(host, forked->va + PAGE, PAGE, forked->at_home, NULL),
-        driver->set_access(host, forked->va, PAGE, GP_LOCATION_DEVICE, NULL),
+        driver->set_access(host, forked->va, PAGE, GP_LOCATION_DEVICE, NULL, NULL),
         driver->unmap(host, forked->va, PAGE, forked->mapped, NULL),
         driver->enter(host, &entry, NULL),
     };

@@ -33,7 +33,7 @@ static void launch_without_access(void **state)
     struct fixture *f = *state;
     gp__memory memory;
 
-    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     CHECK_OK(f->driver->map(f->device, f->va + PAGE, PAGE, memory, NULL), NULL);
     gp__sim_launch(f->sim, 0, f->va + PAGE, 512);
     expect_violation(f, "not mapped with access");
@@ -53,7 +53,7 @@ static void map_released_handle(void **state)
     struct fixture *f = *state;
     gp__memory memory;
 
-    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     CHECK_OK(f->driver->release(f->device, memory, PAGE, NULL), NULL);
     expect_refusal(f, f->driver->map(f->device, f->va + PAGE, PAGE, memory, &f->error),
                    "CUDA_ERROR_INVALID_VALUE");
@@ -94,7 +94,7 @@ static void map_over_a_mapping(void **state)
     struct fixture *f = *state;
     gp__memory memory;
 
-    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     expect_refusal(f, f->driver->map(f->device, f->va, 2 * PAGE, memory, &f->error),
                    "CUDA_ERROR_INVALID_VALUE");
     expect_violation(f, "over a mapping");
@@ -105,7 +105,7 @@ static void map_half_a_handle(void **state)
     struct fixture *f = *state;
     gp__memory memory;
 
-    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     expect_refusal(f, f->driver->map(f->device, f->va + PAGE, PAGE, memory, &f->error),
                    "CUDA_ERROR_INVALID_VALUE");
     expect_violation(f, "the memory has 4194304 bytes");
@@ -120,7 +120,7 @@ static void map_across_the_end_of_a_reservation(void **state)
     /* The neighbour touches, so only the border between the two can be the reason. */
     CHECK_OK(f->driver->reserve(f->device, 2 * PAGE, &next, NULL), NULL);
     assert_int_equal(next, f->va + 8 * PAGE);
-    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     expect_refusal(f, f->driver->map(f->device, f->va + 7 * PAGE, 2 * PAGE, memory, &f->error),
                    "CUDA_ERROR_INVALID_VALUE");
     expect_violation(f, "outside every reservation");
@@ -139,7 +139,7 @@ static void unmap_half_a_mapping(void **state)
     struct fixture *f = *state;
     gp__memory memory;
 
-    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     CHECK_OK(f->driver->map(f->device, f->va + 2 * PAGE, 2 * PAGE, memory, NULL), NULL);
     expect_refusal(f, f->driver->unmap(f->device, f->va + 3 * PAGE, PAGE, memory, &f->error),
                    "CUDA_ERROR_INVALID_VALUE");
@@ -158,9 +158,9 @@ static void set_access_over_a_hole(void **state)
 {
     struct fixture *f = *state;
 
-    expect_refusal(f,
-                   f->driver->set_access(f->device, f->va, 2 * PAGE, GP_LOCATION_DEVICE, &f->error),
-                   "CUDA_ERROR_INVALID_VALUE");
+    expect_refusal(
+        f, f->driver->set_access(f->device, f->va, 2 * PAGE, GP_LOCATION_DEVICE, NULL, &f->error),
+        "CUDA_ERROR_INVALID_VALUE");
     expect_violation(f, "does not cover whole mappings");
 }
 
@@ -168,7 +168,8 @@ static void set_access_for_the_wrong_location(void **state)
 {
     struct fixture *f = *state;
 
-    expect_refusal(f, f->driver->set_access(f->device, f->va, PAGE, GP_LOCATION_HOST, &f->error),
+    expect_refusal(f,
+                   f->driver->set_access(f->device, f->va, PAGE, GP_LOCATION_HOST, NULL, &f->error),
                    "CUDA_ERROR_INVALID_VALUE");
     expect_violation(f, "in another location");
 }
@@ -208,7 +209,7 @@ static void sizes_off_the_granularity(void **state)
 
     expect_refusal(f, f->driver->reserve(f->device, 0, &va, &f->error), "CUDA_ERROR_INVALID_VALUE");
     expect_violation(f, "no multiple of the granularity");
-    expect_refusal(f, f->driver->create(f->device, 3, GP_LOCATION_DEVICE, &memory, &f->error),
+    expect_refusal(f, f->driver->create(f->device, 3, GP_LOCATION_DEVICE, 0, &memory, &f->error),
                    "CUDA_ERROR_INVALID_VALUE");
     expect_violation(f, "no multiple of the granularity");
     expect_refusal(f, f->driver->map(f->device, f->va + PAGE + 512, PAGE, f->memory, &f->error),

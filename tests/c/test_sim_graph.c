@@ -15,7 +15,7 @@ static void unmap_page(struct fixture *f)
 static void map_page(struct fixture *f)
 {
     CHECK_OK(f->driver->map(f->device, f->va, PAGE, f->memory, NULL), NULL);
-    CHECK_OK(f->driver->set_access(f->device, f->va, PAGE, GP_LOCATION_DEVICE, NULL), NULL);
+    CHECK_OK(f->driver->set_access(f->device, f->va, PAGE, GP_LOCATION_DEVICE, NULL, NULL), NULL);
 }
 
 /* ---- captures -------------------------------------------------------------------------------------- */

@@ -14,9 +14,9 @@ static void memory_calls_during_a_capture_are_legal(void **state)
 
     gp__sim_capture_begin(f->sim, stream, GP__SIM_CAPTURE_GLOBAL);
     CHECK_OK(f->driver->reserve(f->device, PAGE, &va, NULL), NULL);
-    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     CHECK_OK(f->driver->map(f->device, va, PAGE, memory, NULL), NULL);
-    CHECK_OK(f->driver->set_access(f->device, va, PAGE, GP_LOCATION_DEVICE, NULL), NULL);
+    CHECK_OK(f->driver->set_access(f->device, va, PAGE, GP_LOCATION_DEVICE, NULL, NULL), NULL);
     CHECK_OK(f->driver->unmap(f->device, va, PAGE, memory, NULL), NULL);
     CHECK_OK(f->driver->release(f->device, memory, PAGE, NULL), NULL);
     CHECK_OK(f->driver->free_address(f->device, va, PAGE, NULL), NULL);
@@ -186,10 +186,10 @@ static void memory_and_addresses_run_out(void **state)
 
     gp__sim_set_memory(f->sim, 2 * PAGE);
     CHECK_STATUS(GP_ERR_OUT_OF_MEMORY,
-                 f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, &memory, &f->error),
+                 f->driver->create(f->device, 2 * PAGE, GP_LOCATION_DEVICE, 0, &memory, &f->error),
                  NULL);
     assert_string_equal(f->error.name, "CUDA_ERROR_OUT_OF_MEMORY");
-    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     CHECK_STATUS(GP_ERR_ADDRESS_SPACE,
                  f->driver->reserve(f->device, UINT64_C(1) << 40, &va, &f->error), NULL);
     assert_int_equal(va, 0);
@@ -208,7 +208,7 @@ static void the_nth_call_fails_once(void **state)
     gp__sim_then_fail_at(f->sim, 2);
     CHECK_OK(f->driver->memory_info(f->device, &free_bytes, &total_bytes, NULL), NULL);
     CHECK_STATUS(GP_ERR_OUT_OF_MEMORY,
-                 f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, &memory, NULL), NULL);
+                 f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, 0, &memory, NULL), NULL);
     assert_string_equal(gp__sim_fault_name(f->sim), "create");
     CHECK_OK(f->driver->memory_info(f->device, &free_bytes, &total_bytes, NULL), NULL);
     expect_refusal(f, f->driver->unmap(f->device, f->va, PAGE, f->memory, &f->error),

@@ -384,8 +384,11 @@ def test_a_later_memory_error_does_not_replace_an_interrupt() -> None:
 
 def test_signatures_are_those_of_the_stub() -> None:
     expected = {
-        Chunk.create: "(size, device=None, *, location='device')",
+        Chunk.create: "(size, device=None, *, location='device', handle_type=None, "
+        "gpu_direct_rdma=False)",
         Chunk.from_handle: "(handle, size, device, owner=None)",
+        Chunk.from_fd: "(fd, size, device)",
+        Chunk.export_fd: "(self, /)",
         Chunk.close: "(self, /)",
         Pool.malloc: "(self, /, size, stream=None)",
         Pool.free: "(self, /, ptr, stream=None)",

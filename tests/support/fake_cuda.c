@@ -5,7 +5,7 @@
  * has for contexts and that cuda.c could break unseen. It simulates no memory: tests/support/sim.c
  * does that.
  */
-#include "tests/support/fake_cuda.h"
+#include "tests/support/fake_cuda_internal.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -196,6 +196,12 @@ static gp__cu_result fake_cuDeviceGetAttribute(int *value, gp__cu_attribute attr
     case GP__CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
         *value = (int)setting("vmm", 1);
         return GP__CUDA_SUCCESS;
+    case GP__CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+        *value = (int)setting("posix_fd", 1);
+        return GP__CUDA_SUCCESS;
+    case GP__CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+        *value = (int)setting("rdma", 1);
+        return GP__CUDA_SUCCESS;
     case GP__CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
         *value = (int)setting("host_node", 3);
         return GP__CUDA_SUCCESS;
@@ -307,12 +313,18 @@ static gp__cu_result fake_cuMemAddressFree(gp__cu_pointer va, size_t size)
     return GP__CUDA_SUCCESS;
 }
 
+static bool rdma_made; /* the latest memory is for network cards */
+
 static gp__cu_result fake_cuMemCreate(gp__cu_memory *memory, size_t size,
                                       const gp__cu_allocation *properties, unsigned long long flags)
 {
-    CALLED(cuMemCreate, "size=%zu type=%u handles=%u location=%u id=%d flags=%llu", size,
+    const bool rdma = properties->allocFlags.gpuDirectRDMACapable != 0;
+    CALLED(cuMemCreate, "size=%zu type=%u handles=%u location=%u id=%d flags=%llu%s", size,
            properties->type, properties->requestedHandleTypes, properties->location.type,
-           properties->location.id, flags);
+           properties->location.id, flags, rdma ? " rdma" : "");
+    if (rdma && setting("rdma_create", 0) != 0)
+        return (gp__cu_result)setting("rdma_create", 0);
+    rdma_made = rdma;
     *memory = 4711;
     return GP__CUDA_SUCCESS;
 }
@@ -338,7 +350,7 @@ static gp__cu_result fake_cuMemSetAccess(gp__cu_pointer va, size_t size,
     CALLED(cuMemSetAccess, "va=%llu size=%zu count=%zu first=%u:%d:%u last=%u:%d:%u", va, size,
            count, access->location.type, access->location.id, access->flags, last->location.type,
            last->location.id, last->flags);
-    return GP__CUDA_SUCCESS;
+    return rdma_made ? (gp__cu_result)setting("rdma_access", 0) : GP__CUDA_SUCCESS;
 }
 
 static gp__cu_result fake_cuMemUnmap(gp__cu_pointer va, size_t size)

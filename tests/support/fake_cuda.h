@@ -8,6 +8,11 @@
  *   <function>     the CUresult that the function answers with; 0: it works
  *   no:<function>  1: the driver does not have it
  *   version, devices, vmm, host_numa, host_node   what the driver says of itself
+ *   posix_fd, rdma 1: the device claims to share memory, to make it for network cards (the default)
+ *   peers          0: no device can reach another's memory
+ *   rdma_create, rdma_access   what creating memory for network cards, and setting access to it, answers
+ *   imported_type, imported_id, imported_rdma   what the driver says of imported memory
+ *   bad_fd         1: an export gives a descriptor that is none
  *   busy           1: recorded events have not completed
  *   capture        CUstreamCaptureStatus of every stream
  *   capture_id     the id of the one capture there is

@@ -56,5 +56,13 @@ gp__cu_result fake_cuUserObjectCreate(gp__cu_user_object *object, void *context,
 gp__cu_result fake_cuUserObjectRelease(gp__cu_user_object object, unsigned int count);
 gp__cu_result fake_cuGraphRetainUserObject(gp__cu_graph retaining, gp__cu_user_object object,
                                            unsigned int count, unsigned int flags);
+/* fake_cuda_share.c */
+gp__cu_result fake_cuDeviceCanAccessPeer(int *can_access, gp__cu_device device, gp__cu_device peer);
+gp__cu_result fake_cuMemExportToShareableHandle(void *shareable, gp__cu_memory memory,
+                                                gp__cu_handle_type type, unsigned long long flags);
+gp__cu_result fake_cuMemImportFromShareableHandle(gp__cu_memory *memory, void *shareable,
+                                                  gp__cu_handle_type type);
+gp__cu_result fake_cuMemGetAllocationPropertiesFromHandle(gp__cu_allocation *properties,
+                                                          gp__cu_memory memory);
 
 #endif

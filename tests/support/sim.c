@@ -19,6 +19,9 @@ const struct gp__driver gp__sim_driver = {
     .reserve = gp__sim_reserve,
     .free_address = gp__sim_free_address,
     .create = gp__sim_create_memory,
+    .export_fd = gp__sim_export_fd,
+    .import_fd = gp__sim_import_fd,
+    .can_access = gp__sim_can_access,
     .release = gp__sim_release,
     .map = gp__sim_map,
     .set_access = gp__sim_set_access,
@@ -90,6 +93,8 @@ static void fill_device(gp__sim *sim)
     device->device_accessible = true;
     snprintf(device->name, sizeof device->name, "sim:%d", sim->options.ordinal);
     device->state = sim;
+    device->chunk_flags = GP_CHUNK_EXPORTABLE | GP_CHUNK_GPU_DIRECT_RDMA;
+    device->wrong_size_code = GP__SIM_NOT_SUPPORTED;
 }
 
 gp__sim *gp__sim_create(const struct gp__sim_options *options)

@@ -124,6 +124,22 @@ gp__sim_graph *gp__sim_capture_end_graph(gp__sim *sim, uintptr_t handle);
 void gp__sim_graph_launch(gp__sim *sim, gp__sim_graph *graph, uintptr_t handle);
 /* Pending launches still run. */
 void gp__sim_graph_destroy(gp__sim *sim, gp__sim_graph *graph);
+/* -- sharing (sim_share.c): set before the device makes its first such chunk -- */
+void gp__sim_set_sharing(gp__sim *sim, bool supported); /* on at creation */
+enum gp__sim_rdma {
+    GP__SIM_RDMA_WORKS, /* at creation */
+    GP__SIM_RDMA_ABSENT, /* the device does not claim it */
+    GP__SIM_RDMA_NO_CREATE, /* it does, and create fails with it */
+    GP__SIM_RDMA_SMALL_ONLY, /* only the first create succeeds */
+    GP__SIM_RDMA_NO_ACCESS /* set access fails with UNKNOWN, as seen on real systems */
+};
+void gp__sim_set_rdma(gp__sim *sim, enum gp__sim_rdma rdma);
+/* Whether other devices can reach this one's memory; true at creation. */
+void gp__sim_set_peers(gp__sim *sim, bool reachable);
+/* Like gp__sim_launch(): work on a stream of `sim`, but done by the device `from`, which needs access of
+ * its own to the addresses. */
+void gp__sim_launch_from(gp__sim *sim, const gp_device *from, uintptr_t handle, uintptr_t va,
+                         size_t bytes);
 
 /* A sticky error: streams can no longer be resolved, pending work is gone, nothing captures, and events
  * have passed, those recorded later too. Memory calls go on working. */

@@ -43,10 +43,10 @@ static inline int set_up(void **state)
     f->driver = f->device->driver;
     gp__sim_on_violation(f->sim, note_violation, f);
     CHECK_OK(f->driver->reserve(f->device, 8 * PAGE, &f->va, &f->error), &f->error);
-    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, &f->memory, &f->error),
+    CHECK_OK(f->driver->create(f->device, PAGE, GP_LOCATION_DEVICE, 0, &f->memory, &f->error),
              &f->error);
     CHECK_OK(f->driver->map(f->device, f->va, PAGE, f->memory, &f->error), &f->error);
-    CHECK_OK(f->driver->set_access(f->device, f->va, PAGE, GP_LOCATION_DEVICE, &f->error),
+    CHECK_OK(f->driver->set_access(f->device, f->va, PAGE, GP_LOCATION_DEVICE, NULL, &f->error),
              &f->error);
     *state = f;
     return 0;

@@ -254,7 +254,7 @@ static bool graph_is_mapped(struct gp__sim_call *call, const struct gp__sim_grap
     for (size_t i = 0; i < graph->range_count; i++) {
         const struct gp__sim_range *range = &graph->ranges[i];
 
-        if (gp__sim_covered(call->sim, range->va, range->bytes))
+        if (gp__sim_covered_for(call->sim, range->va, range->bytes, range->from))
             continue;
         gp__sim_violate(call, "va=0x%zx bytes=%zu in the graph is not mapped with access",
                         (size_t)range->va, range->bytes);

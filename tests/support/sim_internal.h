@@ -12,12 +12,13 @@
 
 #include "../../backing/lock.h"
 
-#define GP__SIM_LINE      192 /* bytes of a log line, its end included */
-#define GP__SIM_RING      32 /* latest lines kept for a violation's report, even with the log off */
-#define GP__SIM_MESSAGE   320
-#define GP__SIM_BASE_VA   UINT64_C(0x700000000000) /* made-up addresses: nothing is ever there */
-#define GP__SIM_CONTEXT   UINT64_C(0x51300000)
-#define GP__SIM_LEGACY_ID 1
+#define GP__SIM_LINE       192 /* bytes of a log line, its end included */
+#define GP__SIM_RING       32 /* latest lines kept for a violation's report, even with the log off */
+#define GP__SIM_MESSAGE    320
+#define GP__SIM_BASE_VA    UINT64_C(0x700000000000) /* made-up addresses: nothing is ever there */
+#define GP__SIM_CONTEXT    UINT64_C(0x51300000)
+#define GP__SIM_LEGACY_ID  1
+#define GP__SIM_MOST_PEERS 8
 
 /* The driver's numbers for its errors, as in cuda.h. */
 enum gp__sim_code {
@@ -48,6 +49,9 @@ struct gp__sim_memory {
     gp_location location;
     bool unreleased;
     unsigned mappings;
+    unsigned flags; /* GP_CHUNK_* */
+    bool imported; /* its true size is `bytes`, whatever the importer was told */
+    uint64_t shared; /* one number for all handles of one exported memory; 0: never exported */
 };
 
 struct gp__sim_mapping {
@@ -55,11 +59,14 @@ struct gp__sim_mapping {
     size_t bytes;
     gp__memory memory;
     bool accessible;
+    unsigned peer_count; /* with access too */
+    const gp_device *peers[GP__SIM_MOST_PEERS];
 };
 
 struct gp__sim_range {
     uintptr_t va;
     size_t bytes; /* 0: none */
+    const gp_device *from; /* the peer that does the work; NULL: the device itself */
 };
 
 /* One entry of a stream's queue: work on addresses, a graph, the record of an event, or a wait. */
@@ -143,6 +150,9 @@ struct gp__sim {
     struct gp__sim_mapping *mappings; /* by address */
     size_t mapping_count, mapping_room;
     size_t mapped_bytes;
+    enum gp__sim_rdma rdma;
+    bool rdma_created; /* GP__SIM_RDMA_SMALL_ONLY: the one that succeeds was */
+    bool out_of_reach; /* of every other device */
 
     struct gp__sim_stream *streams;
     uint64_t next_id;
@@ -272,6 +282,20 @@ struct gp__sim_keep *gp__sim_take_gone(gp__sim *sim);
 void gp__sim_tell_gone(struct gp__sim_keep *gone);
 /* sim_memory.c. lock: held. */
 bool gp__sim_covered(const gp__sim *sim, uintptr_t va, size_t bytes);
+/* The same for work that another device does; NULL: the device itself. */
+bool gp__sim_covered_for(const gp__sim *sim, uintptr_t va, size_t bytes, const gp_device *from);
+/* NULL, with a violation, for junk, released handles and, but for imported memory, another size. */
+struct gp__sim_memory *gp__sim_checked_memory(struct gp__sim_call *call, gp__memory handle,
+                                              size_t bytes);
+/* Enters memory, with a new handle, which it returns. */
+gp__memory gp__sim_add_memory(gp__sim *sim, const struct gp__sim_memory *memory);
+/* sim_share.c. lock: held. */
+bool gp__sim_may_create(struct gp__sim_call *call, unsigned flags);
+bool gp__sim_rdma_fails(const gp__sim *sim, const struct gp__sim_memory *memory);
+/* True when another handle in the ledger is of the same physical memory. */
+bool gp__sim_shares(const gp__sim *sim, const struct gp__sim_memory *memory);
+bool gp__sim_may_grant(struct gp__sim_call *call, const struct gp__peers *peers);
+bool gp__sim_may_reach(const struct gp__sim_mapping *mapping, const gp_device *from);
 
 /* The table, from sim_memory.c, sim_stream.c, sim_event.c, sim_work.c and sim_graph.c. */
 extern const struct gp__driver gp__sim_driver;
@@ -281,12 +305,17 @@ gp_status gp__sim_memory_info(gp_device *device, size_t *free_bytes, size_t *tot
 gp_status gp__sim_reserve(gp_device *device, size_t bytes, uintptr_t *va, gp_error *error);
 gp_status gp__sim_free_address(gp_device *device, uintptr_t va, size_t bytes, gp_error *error);
 gp_status gp__sim_create_memory(gp_device *device, size_t bytes, gp_location location,
-                                gp__memory *out, gp_error *error);
+                                unsigned flags, gp__memory *out, gp_error *error);
+gp_status gp__sim_export_fd(gp_device *device, gp__memory memory, size_t bytes, int *fd,
+                            gp_error *error);
+gp_status gp__sim_import_fd(gp_device *device, int fd, size_t bytes, struct gp__imported *out,
+                            gp_error *error);
+gp_status gp__sim_can_access(gp_device *device, gp_device *peer, bool *can, gp_error *error);
 gp_status gp__sim_release(gp_device *device, gp__memory memory, size_t bytes, gp_error *error);
 gp_status gp__sim_map(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
                       gp_error *error);
 gp_status gp__sim_set_access(gp_device *device, uintptr_t va, size_t bytes, gp_location location,
-                             gp_error *error);
+                             const struct gp__peers *peers, gp_error *error);
 gp_status gp__sim_unmap(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
                         gp_error *error);
 gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,

@@ -77,19 +77,25 @@ static void drop_if_dead(gp__sim *sim, struct gp__sim_memory *memory)
 
     if (memory->unreleased || memory->mappings > 0)
         return;
-    sim->physical_bytes -= memory->bytes;
+    if (!gp__sim_shares(sim, memory))
+        sim->physical_bytes -= memory->bytes;
     sim->memory_count--;
     memmove(memory, memory + 1, (sim->memory_count - at) * sizeof *memory);
 }
 
 bool gp__sim_covered(const gp__sim *sim, uintptr_t va, size_t bytes)
 {
+    return gp__sim_covered_for(sim, va, bytes, NULL);
+}
+
+bool gp__sim_covered_for(const gp__sim *sim, uintptr_t va, size_t bytes, const gp_device *from)
+{
     uintptr_t end = va + bytes;
 
     for (size_t i = mapping_after(sim, va); i < sim->mapping_count && va < end; i++) {
         const struct gp__sim_mapping *mapping = &sim->mappings[i];
 
-        if (mapping->va > va || !mapping->accessible)
+        if (mapping->va > va || !gp__sim_may_reach(mapping, from))
             return false;
         va = mapping->va + mapping->bytes;
     }
@@ -219,8 +225,23 @@ gp_status gp__sim_free_address(gp_device *device, uintptr_t va, size_t bytes, gp
     return gp__sim_end_ok(&call);
 }
 
+gp__memory gp__sim_add_memory(gp__sim *sim, const struct gp__sim_memory *memory)
+{
+    struct gp__sim_memory *entry;
+
+    sim->memories =
+        gp__sim_room(sim->memories, sim->memory_count, &sim->memory_room, sizeof *sim->memories);
+    entry = &sim->memories[sim->memory_count++];
+    *entry = *memory;
+    entry->handle = sim->next_memory++;
+    if (!gp__sim_shares(sim, entry))
+        sim->physical_bytes += entry->bytes;
+    sim->unreleased_count++;
+    return entry->handle;
+}
+
 gp_status gp__sim_create_memory(gp_device *device, size_t bytes, gp_location location,
-                                gp__memory *out, gp_error *error)
+                                unsigned flags, gp__memory *out, gp_error *error)
 {
     struct gp__sim_call call;
     gp__sim *sim = device->state;
@@ -234,20 +255,19 @@ gp_status gp__sim_create_memory(gp_device *device, size_t bytes, gp_location loc
     if (sim->physical_bytes > sim->options.memory_bytes ||
         bytes > sim->options.memory_bytes - sim->physical_bytes)
         return gp__sim_end(&call, GP_ERR_OUT_OF_MEMORY, GP__SIM_OUT_OF_MEMORY, 0, bytes);
-    sim->memories =
-        gp__sim_room(sim->memories, sim->memory_count, &sim->memory_room, sizeof *sim->memories);
-    sim->memories[sim->memory_count++] = (struct gp__sim_memory){
-        .handle = sim->next_memory, .bytes = bytes, .location = location, .unreleased = true};
-    sim->physical_bytes += bytes;
-    sim->unreleased_count++;
-    *out = sim->next_memory++;
+    if (!gp__sim_may_create(&call, flags))
+        return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_NOT_SUPPORTED, 0, bytes);
+    sim->rdma_created |= (flags & GP_CHUNK_GPU_DIRECT_RDMA) != 0;
+    *out = gp__sim_add_memory(
+        sim, &(struct gp__sim_memory){
+                 .bytes = bytes, .location = location, .flags = flags, .unreleased = true});
     gp__sim_note(&call, " memory=%llu", (unsigned long long)*out);
     return gp__sim_end_ok(&call);
 }
 
 /* Junk and released handles end the process on real hardware, except a second release. */
-static struct gp__sim_memory *checked_memory(struct gp__sim_call *call, gp__memory handle,
-                                             size_t bytes)
+struct gp__sim_memory *gp__sim_checked_memory(struct gp__sim_call *call, gp__memory handle,
+                                              size_t bytes)
 {
     struct gp__sim_memory *memory = find_memory(call->sim, handle);
 
@@ -259,7 +279,7 @@ static struct gp__sim_memory *checked_memory(struct gp__sim_call *call, gp__memo
         gp__sim_violate(call, "released handle");
         return NULL;
     }
-    if (memory->bytes != bytes) {
+    if (memory->bytes != bytes && !memory->imported) {
         gp__sim_violate(call, "the memory has %zu bytes", memory->bytes);
         return NULL;
     }
@@ -275,7 +295,7 @@ gp_status gp__sim_release(gp_device *device, gp__memory handle, size_t bytes, gp
     if (!gp__sim_begin(&call, sim, &kinds[RELEASE], error, "release memory=%llu bytes=%zu",
                        (unsigned long long)handle, bytes))
         return gp__sim_decided(&call);
-    memory = checked_memory(&call, handle, bytes);
+    memory = gp__sim_checked_memory(&call, handle, bytes);
     if (memory == NULL)
         return invalid(&call, 0, bytes);
     memory->unreleased = false;
@@ -309,26 +329,38 @@ gp_status gp__sim_map(gp_device *device, uintptr_t va, size_t bytes, gp__memory 
     if (!gp__sim_begin(&call, sim, &kinds[MAP], error, "map va=0x%zx bytes=%zu memory=%llu",
                        (size_t)va, bytes, (unsigned long long)handle))
         return gp__sim_decided(&call);
-    memory = checked_memory(&call, handle, bytes);
+    memory = gp__sim_checked_memory(&call, handle, bytes);
     if (memory == NULL || !may_map(&call, va, bytes))
         return invalid(&call, va, bytes);
+    if (memory->bytes != bytes)
+        return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_NOT_SUPPORTED, va, bytes);
     at = mapping_after(sim, va);
     sim->mappings =
         gp__sim_room(sim->mappings, sim->mapping_count, &sim->mapping_room, sizeof *sim->mappings);
     memmove(&sim->mappings[at + 1], &sim->mappings[at],
             (sim->mapping_count - at) * sizeof *sim->mappings);
-    sim->mappings[at] = (struct gp__sim_mapping){va, bytes, handle, false};
+    sim->mappings[at] = (struct gp__sim_mapping){.va = va, .bytes = bytes, .memory = handle};
     sim->mapping_count++;
     sim->mapped_bytes += bytes;
     memory->mappings++;
     return gp__sim_end_ok(&call);
 }
 
-/* Gives access to whole mappings that tile the range; a violation otherwise. */
-static void open_mappings(struct gp__sim_call *call, uintptr_t va, size_t bytes,
-                          gp_location location)
+static void grant(struct gp__sim_mapping *mapping, const struct gp__peers *peers)
+{
+    mapping->accessible = true;
+    mapping->peer_count = peers == NULL ? 0 : (unsigned)peers->count;
+    for (unsigned i = 0; i < mapping->peer_count; i++)
+        mapping->peers[i] = peers->devices[i];
+}
+
+/* Gives access to whole mappings that tile the range; a violation otherwise. False when the driver
+ * refuses it for what the memory is. */
+static bool open_mappings(struct gp__sim_call *call, uintptr_t va, size_t bytes,
+                          gp_location location, const struct gp__peers *peers)
 {
     gp__sim *sim = call->sim;
+    bool refused = false;
     size_t first = mapping_after(sim, va), last = first;
     uintptr_t end = va;
 
@@ -338,24 +370,27 @@ static void open_mappings(struct gp__sim_call *call, uintptr_t va, size_t bytes,
         if (memory->location != location)
             gp__sim_violate(call, "memory %llu is in another location",
                             (unsigned long long)memory->handle);
+        refused |= gp__sim_rdma_fails(sim, memory);
         end += sim->mappings[last].bytes;
         last++;
     }
     if (bytes == 0 || end != va + bytes)
         gp__sim_violate(call, "does not cover whole mappings");
-    for (size_t i = first; i < last && !call->violated; i++)
-        sim->mappings[i].accessible = true;
+    for (size_t i = first; i < last && gp__sim_may_grant(call, peers) && !refused; i++)
+        grant(&sim->mappings[i], peers);
+    return !refused;
 }
 
 gp_status gp__sim_set_access(gp_device *device, uintptr_t va, size_t bytes, gp_location location,
-                             gp_error *error)
+                             const struct gp__peers *peers, gp_error *error)
 {
     struct gp__sim_call call;
 
     if (!gp__sim_begin(&call, device->state, &kinds[SET_ACCESS], error,
                        "set_access va=0x%zx bytes=%zu", (size_t)va, bytes))
         return gp__sim_decided(&call);
-    open_mappings(&call, va, bytes, location);
+    if (!open_mappings(&call, va, bytes, location, peers) && !call.violated)
+        return gp__sim_end(&call, GP_ERR_DRIVER, GP__SIM_UNKNOWN, va, bytes);
     return call.violated ? invalid(&call, va, bytes) : gp__sim_end_ok(&call);
 }
 

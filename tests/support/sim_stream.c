@@ -104,7 +104,8 @@ void gp__sim_pop(struct gp__sim_call *call, struct gp__sim_stream *stream)
     const struct gp__sim_range *ranges = ranges_of(stream->first, &count);
 
     for (size_t i = 0; i < count; i++)
-        if (ranges[i].bytes > 0 && !gp__sim_covered(call->sim, ranges[i].va, ranges[i].bytes))
+        if (ranges[i].bytes > 0 &&
+            !gp__sim_covered_for(call->sim, ranges[i].va, ranges[i].bytes, ranges[i].from))
             gp__sim_violate(call,
                             "work of stream id %llu touches va=0x%zx bytes=%zu, unmapped since",
                             (unsigned long long)stream->id, (size_t)ranges[i].va, ranges[i].bytes);
@@ -227,20 +228,28 @@ void gp__sim_stream_destroy(gp__sim *sim, uintptr_t handle)
 
 void gp__sim_launch(gp__sim *sim, uintptr_t handle, uintptr_t va, size_t bytes)
 {
+    gp__sim_launch_from(sim, NULL, handle, va, bytes);
+}
+
+void gp__sim_launch_from(gp__sim *sim, const gp_device *from, uintptr_t handle, uintptr_t va,
+                         size_t bytes)
+{
     struct gp__sim_call call;
     struct gp__sim_stream *stream;
-    struct gp__sim_item item = {.ranges = {{va, bytes}}};
+    struct gp__sim_item item = {.ranges = {{va, bytes, from}}};
 
-    if (!gp__sim_begin(&call, sim, NULL, NULL, "# launch stream=0x%zx va=0x%zx bytes=%zu",
-                       (size_t)handle, (size_t)va, bytes)) {
+    if (!gp__sim_begin(&call, sim, NULL, NULL, "# launch%s%s stream=0x%zx va=0x%zx bytes=%zu",
+                       from != NULL ? " from " : "", from != NULL ? from->name : "", (size_t)handle,
+                       (size_t)va, bytes)) {
         gp__sim_end_ok(&call);
         return;
     }
     stream = gp__sim_find(sim, handle);
     if (stream == NULL)
         gp__sim_violate(&call, "a destroyed stream");
-    else if (!gp__sim_covered(sim, va, bytes))
-        gp__sim_violate(&call, "the addresses are not mapped with access");
+    else if (!gp__sim_covered_for(sim, va, bytes, from))
+        gp__sim_violate(&call, "the addresses are not mapped with access for %s",
+                        from != NULL ? from->name : sim->device.name);
     else if (stream->capture != NULL)
         gp__sim_add_range(stream->capture, &item.ranges[0]);
     else if (!sim->dead && bytes > 0)

@@ -83,7 +83,7 @@ static gp_status enqueue(struct gp__sim_call *call, const struct gp__stream_key 
 
 static struct gp__sim_range range_of(const gp__sim *sim, uintptr_t va, size_t bytes)
 {
-    return (struct gp__sim_range){va, is_simulated(sim, va) ? bytes : 0};
+    return (struct gp__sim_range){va, is_simulated(sim, va) ? bytes : 0, NULL};
 }
 
 gp_status gp__sim_copy(gp_device *device, uintptr_t to, uintptr_t from, size_t bytes,
