@@ -144,6 +144,10 @@ static int find_streams(struct copy *copy, PyObject *stream_object, gp_stream **
         return -1;
     if (copy->wait)
         return 0;
+    if (copy->other.part.root->pool == pool) {
+        *other = gp_stream_retain(*stream);
+        return 0;
+    }
     gp_error error = {0};
     gp_status status =
         gp_pool_stream(copy->other.part.root->pool->pool, gp_stream_handle(*stream), other, &error);
@@ -319,8 +323,9 @@ static int find_parts(struct memory_object *self, struct fill *fill)
     if (result < 0)
         PyErr_NoMemory();
     for (size_t i = 0; result == 0 && i < fill->count; i++) {
-        result =
-            ext_memory_within(&whole, intervals[i].offset, intervals[i].bytes, &fill->parts[i]);
+        size_t left = whole.bytes - intervals[i].offset; /* the last page may reach further */
+        size_t bytes = intervals[i].bytes < left ? intervals[i].bytes : left;
+        result = ext_memory_within(&whole, intervals[i].offset, bytes, &fill->parts[i]);
         if (result == 0)
             result = ext_pin(&fill->parts[i], 0, &fill->pins[i]);
     }
