@@ -229,7 +229,8 @@ GP_API void gp_pool_abandon(gp_pool *pool, uintptr_t address, unsigned flags);
 
 /* Enqueue a copy or a fill on the stream. Addresses may be the pool's or the host's. The caller says
  * record_stream where the stream is no owner yet, and keeps host memory as it is until the stream has
- * passed. On the host's calling thread they are done on return. May block: hold no lock. */
+ * passed. On the host's calling thread they are done on return. May block: hold no lock.
+ * GP_ERR_ARGUMENT, here and in the next three: the stream was forgotten. */
 GP_API gp_status gp_pool_copy(gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes,
                               gp_stream *stream, gp_error *error);
 GP_API gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigned char value,
