@@ -196,15 +196,11 @@ gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location, 
                           gp_chunk **out, gp_error *error);
 /* A new POSIX file descriptor (close-on-exec, the caller's to close) that stands for the chunk's memory,
  * for another process to import. GP_ERR_ARGUMENT: not made with GP_CHUNK_EXPORTABLE; an imported chunk
- * cannot be exported again. GP_ERR_STATE: closed. Works while a pool has the chunk; a close that comes
- * meanwhile leaves the memory until the export is done. May block. */
+ * cannot be exported again. */
 gp_status gp_chunk_export_fd(gp_chunk *chunk, int *fd, gp_error *error);
 /* The same memory from a descriptor that gp_chunk_export_fd() made, here or in another process; `size` is
- * the chunk's exact size, which is checked by a trial mapping (GP_ERR_ARGUMENT, as for memory of another
- * device and what is no open descriptor). GP_ERR_DRIVER: the driver finds no memory behind it;
- * GP_ERR_UNAVAILABLE: the device cannot share. The descriptor stays the caller's. Memory lives until its
- * last chunk and descriptor in any process are gone. Nothing orders the work of two processes on it. May
- * block. */
+ * the chunk's exact size, which is checked by a trial mapping (GP_ERR_ARGUMENT). The descriptor stays the
+ * caller's. Memory lives until its last chunk in any process is released. */
 gp_status gp_chunk_import_fd(gp_device *device, int fd, size_t size, gp_chunk **out,
                              gp_error *error);
 unsigned gp_chunk_flags(const gp_chunk *chunk); /* GP_CHUNK_*, as it came to be */

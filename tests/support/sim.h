@@ -5,9 +5,8 @@
  * on a real GPU (which calls succeed, which fail with which status) and reports as a violation every
  * call that on real hardware would crash, corrupt memory, kill the context or invalidate a capture.
  *
- * LEDGER      reservations; chunks with their creation reference and mappings, one memory behind all
- *             handles that were imported from it; access for each mapping, of the device and of
- *             peers; streams with pending work that names the addresses it touches; events;
+ * LEDGER      reservations; chunks with their creation reference and mappings; access for each
+ *             mapping; streams with pending work that names the addresses it touches; events;
  *             captures. A chunk's memory lives while it is unreleased or mapped.
  * VIOLATIONS  unmap, or free of addresses, under pending work; work launched on addresses that are
  *             not mapped with access, and work completing on addresses that were unmapped since;
