@@ -88,7 +88,7 @@ class DriverError(Error, RuntimeError):
 
 
 class CaptureError(Error, RuntimeError):
-    """A capture is in the way: its stream would have to be waited for, or its graph uses the memory."""
+    """A capture is in the way: it would have to be waited for, or its graph uses the memory."""
 
 
 class PoolStateError(Error, RuntimeError):

@@ -6,11 +6,12 @@ Needs those libraries beside the GPU; a missing one is an error, never a skip.
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import importlib
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # JAX would take most of the device's memory on its first use.
@@ -29,22 +30,44 @@ SIZE = 4 * COUNT
 NewStream = Callable[..., int]
 
 
+def let_go() -> None:
+    """Has the libraries give back the device memory that they keep for later."""
+    gc.collect()
+    for name, release in (
+        ("torch", lambda torch: torch.cuda.empty_cache()),
+        ("cupy", lambda cupy: cupy.get_default_memory_pool().free_all_blocks()),
+    ):
+        if name in sys.modules:
+            release(sys.modules[name])
+
+
 @pytest.fixture(scope="session", autouse=True)
-def libraries(gpu: Gpu) -> dict[str, Any]:
-    """Each library with everything made that it makes on first use: contexts, handles, kernels."""
-    names = ("numpy", "torch", "cupy", "jax", "numba.cuda")
-    found = {name: importlib.import_module(name) for name in names}
+def warm(gpu: Gpu) -> None:
+    """What each library makes on first use is made: contexts, handles, kernels.
+
+    One that is missing fails its own tests alone.
+    """
     with growpool.Pool("cuda:0") as pool:
-        for take in TAKERS.values():
-            buffer = pool.allocate(SIZE)
-            buffer.fill(0)
-            array = take(buffer.view(COUNT, "float32"))
-            del array
+        for name, take in TAKERS.items():
+            with contextlib.suppress(ImportError):
+                view = pool.allocate(SIZE).view(COUNT, "float32")
+                view.fill(0)
+                array = take(view)
+                assert (read(array) == 0).all()
+                if name in WRITERS:
+                    write(array, 1.0)
+                if name == "torch":
+                    assert not bool((array.clone() == 7).all())
+            view = array = None
             gc.collect()
         gpu.synchronize()
-    found["cupy"].get_default_memory_pool().free_all_blocks()
-    found["torch"].cuda.empty_cache()
-    return found
+    let_go()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_cached(device_memory_is_back: None) -> Iterator[None]:
+    yield
+    let_go()
 
 
 # ---- how each library takes memory, changes it, and reads it ----
@@ -110,6 +133,15 @@ def read(array: Any) -> Any:
     return numpy.asarray(array)
 
 
+def write(array: Any, value: float) -> None:
+    import numpy
+
+    if hasattr(array, "copy_to_device"):
+        array.copy_to_device(numpy.full(COUNT, value, "f4"))
+    else:
+        array[:] = value
+
+
 def address_of(array: Any) -> int:
     if hasattr(array, "data_ptr"):
         return int(array.data_ptr())
@@ -149,7 +181,7 @@ def test_the_same_bytes(gpu: Gpu, supplier: Supplier, name: str, kind: str) -> N
         with pytest.raises(BufferError):
             memory.close()
         if name in WRITERS:
-            array[:] = 2.0
+            write(array, 2.0)
             gpu.synchronize()
             back = bytearray(SIZE)
             memory.view(SIZE).copy_to(back)
