@@ -152,7 +152,7 @@ static gp_status check_parts(const gp_range *range, const gp_interval *parts, si
 {
     for (const struct gp__range_pin *pin = range->pins; pin != NULL; pin = pin->next) {
         for (size_t i = 0; i < count; i++) {
-            if (pin->offset < parts[i].offset + parts[i].bytes &&
+            if (pin->bytes > 0 && pin->offset < parts[i].offset + parts[i].bytes &&
                 parts[i].offset < pin->offset + pin->bytes)
                 return gp__range_pinned(range, pin, error);
         }
