@@ -378,6 +378,8 @@ enum gp__retire_which { GP__RETIRE_SEEN, GP__RETIRE_ALL };
 gp_status gp__commit_claim(struct gp__growth *growth, struct gp__claim *claim, gp_error *error);
 /* Makes the claimed spans, mapped by now, part of the range. Returns their bytes. */
 size_t gp__commit_publish(struct gp__growth *growth, struct gp__claim *claim);
+/* After a commit that failed: idle memory of the parts is set retiring again. lock: dropped. */
+void gp__commit_let_go(struct gp__growth *growth);
 /* The fewest physical bytes the pool could have with the parts committed, as gp__place_least_physical(). */
 size_t gp__commit_least_physical(const gp_pool *pool, const gp_range *range,
                                  const gp_interval *parts, size_t count);
