@@ -42,6 +42,7 @@ static inline int set_up_limited(void **state)
 
 static inline int tear_down(void **state)
 {
+    gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_COMPLETES);
     gp__sim_complete_all(world.sim);
     world_end(*state);
     return 0;
