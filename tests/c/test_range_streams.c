@@ -177,6 +177,12 @@ static void a_forgotten_stream_is_no_owner(void **state)
     gp__sim_stream_destroy(world.sim, world.handle[3]);
     decommit(range, 0, 2, 0, 2, 0);
     expect_committed(range, "..##");
+    CHECK_STATUS(GP_ERR_ARGUMENT, try_commit(range, 0, 1, -1), NULL); /* its handle is dead */
+    CHECK(strstr(world.error.message, "name the stream") != NULL, "\"%s\"", world.error.message);
+    assert_int_equal(commit(range, 0, 1, 0), 1);
+    launch(range, 0, 0, 1);
+    CHECK_OK(gp_range_resize(range, 0, NULL, 0, NULL, NULL), NULL); /* nothing shrinks */
+    decommit(range, 0, 4, 0, 3, 0);
     end_range(range);
     drain();
     assert_int_equal(world_stats(&world).address_bytes, 0);
