@@ -359,7 +359,7 @@ static void take_remains(gp_pool *pool, struct remains *remains)
 static void free_remains(gp_pool *pool, struct remains *remains)
 {
     size_t freed = gp__segments_free(pool, remains->segments);
-    freed += gp__segments_free(pool, remains->of_ranges);
+    gp__range_free_segments(pool, remains->of_ranges);
     gp__timeline_destroy(&remains->timeline);
     gp__free(remains->index);
     while (remains->spans != NULL) {

@@ -197,6 +197,24 @@ size_t gp__commit_publish(struct gp__growth *growth, struct gp__claim *claim)
     return bytes;
 }
 
+void gp__commit_let_go(struct gp__growth *growth)
+{
+    gp_pool *pool = growth->pool;
+    gp_range *range = growth->range;
+    struct gp__retired *list = NULL;
+    gp_release_result ignored = {0, 0};
+    gp__mutex_lock(&pool->lock);
+    for (size_t i = 0; i < growth->part_count && range->segment != NULL; i++) {
+        uintptr_t va = start_of(range, &growth->parts[i]);
+        gp__range_retire_part(range, va, va + growth->parts[i].bytes, GP__RETIRE_SEEN, &list,
+                              &ignored);
+    }
+    gp__retiring_add(pool, list);
+    gp__mutex_unlock(&pool->lock);
+    if (list != NULL)
+        gp__pool_kick(pool);
+}
+
 /* Bytes of a FREE span that would have to be mapped anew if all idle memory went. */
 static size_t anew(const gp_pool *pool, const struct gp__span *span, uintptr_t from, uintptr_t to)
 {

@@ -134,6 +134,7 @@ struct gp_range {
     unsigned claims; /* commits under way */
     bool resizing;
     bool closed;
+    bool dropped; /* nobody holds it: whoever buries it frees it */
     bool listed;
     gp_range *previous; /* the pool's ranges that have a segment */
     gp_range *next;
@@ -209,6 +210,7 @@ struct gp_pool {
     size_t held_bytes; /* HELD */
     size_t used_bytes, address_bytes, peak_used, peak_physical;
     size_t block_address_bytes; /* of address_bytes, the segments for blocks */
+    size_t parted_bytes; /* of address_bytes, segments of buried ranges: being freed, or lost */
     uint64_t chunk_count, grow_count, trim_count, callback_errors;
 
     struct gp__reaper_client reaper; /* its own lock */
@@ -384,6 +386,8 @@ enum gp__retire_which { GP__RETIRE_SEEN, GP__RETIRE_ALL };
 gp_status gp__commit_claim(struct gp__growth *growth, struct gp__claim *claim, gp_error *error);
 /* Makes the claimed spans, mapped by now, part of the range. Returns their bytes. */
 size_t gp__commit_publish(struct gp__growth *growth, struct gp__claim *claim);
+/* After a commit that failed: idle memory of the parts is set retiring again. lock: dropped. */
+void gp__commit_let_go(struct gp__growth *growth);
 /* The fewest physical bytes the pool could have with the parts committed, as gp__place_least_physical(). */
 size_t gp__commit_least_physical(const gp_pool *pool, const gp_range *range,
                                  const gp_interval *parts, size_t count);

@@ -100,7 +100,8 @@ static struct gp__segment *detach(gp_pool *pool, gp_range *range)
     range->listed = false;
     range->segment = NULL;
     range->committed_bytes = 0;
-    if (__atomic_load_n(&range->references, __ATOMIC_ACQUIRE) == 0)
+    pool->parted_bytes += segment->bytes;
+    if (range->dropped)
         free_range(range);
     return segment;
 }
@@ -120,6 +121,7 @@ void gp__range_free_segments(gp_pool *pool, struct gp__segment *segments)
     size_t freed = gp__segments_free(pool, segments);
     gp__mutex_lock(&pool->lock);
     pool->address_bytes -= freed;
+    pool->parted_bytes -= freed;
     gp__mutex_unlock(&pool->lock);
 }
 
@@ -153,29 +155,48 @@ void gp__ranges_end(gp_pool *pool)
         end_range(range, NULL, &ignored);
 }
 
-/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more. */
-static void end_and_retire(gp_range *range, gp_stream *stream, bool last)
+/* GP_OK; *done: there is nothing to end any more. lock: held. */
+static gp_status check_close(const gp_range *range, bool *done, gp_error *error)
+{
+    *done = range->closed || range->pool->closed;
+    return !*done && range->pins != NULL ? gp__range_pinned(range, range->pins, error) : GP_OK;
+}
+
+/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more, and it may be
+ * gone afterwards. */
+static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, gp_error *error)
 {
     gp_pool *pool = range->pool;
     struct gp__retired *list = NULL;
     gp_release_result ignored = {0, 0};
-    bool record_now = false;
+    bool record_now = false, done = false;
     gp__mutex_lock(&pool->lock);
+    gp_status status = last ? GP_OK : check_close(range, &done, error);
+    if (status != GP_OK || done) {
+        gp__mutex_unlock(&pool->lock);
+        return status;
+    }
+    range->dropped = last;
     struct gp__owners owners = end_range(range, stream, &record_now);
     if (range->segment != NULL)
         gp__range_retire_part(range, range->address, range->address + range->segment->bytes,
                               GP__RETIRE_SEEN, &list, &ignored);
     gp__retiring_add(pool, list);
     bool buried = range->segment == NULL;
-    struct gp__segment *dead = gp__range_bury(pool, range);
+    /* A close that is under way takes what is left of all ranges; one that begins waits for visitors. */
+    struct gp__segment *dead = pool->closing ? NULL : gp__range_bury(pool, range);
+    pool->visitors += dead != NULL;
     gp__mutex_unlock(&pool->lock);
     if (last && buried)
         free_range(range);
     if (record_now)
         gp__pool_record_here(pool, owners);
     gp__range_free_segments(pool, dead);
+    if (dead != NULL)
+        gp__pool_leave(pool);
     if (list != NULL)
         gp__pool_kick(pool);
+    return GP_OK;
 }
 
 gp_status gp_range_close(gp_range *range, gp_stream *stream, gp_error *error)
@@ -184,16 +205,7 @@ gp_status gp_range_close(gp_range *range, gp_stream *stream, gp_error *error)
     gp_status status = gp__pool_enter(pool, error);
     if (status == GP_OK && stream != NULL)
         status = gp__pool_check_stream(pool, stream, error);
-    if (status != GP_OK)
-        return status;
-    gp__mutex_lock(&pool->lock);
-    bool done = range->closed || pool->closed;
-    if (!done && range->pins != NULL)
-        status = gp__range_pinned(range, range->pins, error);
-    gp__mutex_unlock(&pool->lock);
-    if (status == GP_OK && !done)
-        end_and_retire(range, stream, false);
-    return status;
+    return status == GP_OK ? end_and_retire(range, stream, false, error) : status;
 }
 
 gp_range *gp_range_retain(gp_range *range)
@@ -209,7 +221,7 @@ void gp_range_release(gp_range *range)
     gp_pool *pool = range->pool;
     if (gp__pool_enter(pool, NULL) != GP_OK)
         return;
-    end_and_retire(range, NULL, true);
+    end_and_retire(range, NULL, true, NULL);
     gp_pool_release(pool);
 }
 

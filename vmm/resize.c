@@ -101,8 +101,13 @@ static gp_status commit(gp_range *range, const gp_interval *parts, size_t count,
         growth.bytes += parts[i].bytes;
     gp__mutex_lock(&pool->lock);
     gp_status status = gp__range_check_open(range, error);
+    if (status == GP_OK && count > 0 && stream->state == GP__STREAM_FORGOTTEN)
+        status = gp_error_set(error, GP_ERR_ARGUMENT,
+                              "the stream was forgotten, and the driver may not be asked about it "
+                              "any more; name the stream that will use the range of %zu bytes",
+                              range->max_bytes);
     gp__mutex_unlock(&pool->lock);
-    if (status == GP_OK)
+    if (status == GP_OK && count > 0)
         status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
     growth.taker = capturing ? NULL : stream;
     if (status == GP_OK && count > 0)
@@ -152,7 +157,7 @@ static gp_status check_parts(const gp_range *range, const gp_interval *parts, si
 {
     for (const struct gp__range_pin *pin = range->pins; pin != NULL; pin = pin->next) {
         for (size_t i = 0; i < count; i++) {
-            if (pin->offset < parts[i].offset + parts[i].bytes &&
+            if (pin->bytes > 0 && pin->offset < parts[i].offset + parts[i].bytes &&
                 parts[i].offset < pin->offset + pin->bytes)
                 return gp__range_pinned(range, pin, error);
         }

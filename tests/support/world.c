@@ -86,6 +86,7 @@ void world_begin(struct world *world, const struct world_options *options)
     world->failed_releases_before = gp__chunk_failed_releases();
     sim_options.memory_bytes = world->options.memory_bytes;
     sim_options.largest_reserve = world->options.largest_reserve;
+    sim_options.address_bytes = world->options.device_addresses;
     world->sim = gp__sim_create(&sim_options);
     CHECK(world->sim != NULL, "no simulator");
     gp__sim_on_violation(world->sim, end_on_violation, world);

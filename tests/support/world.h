@@ -19,6 +19,7 @@ struct world_options {
     size_t chunk_size; /* 0: planned by the pool */
     size_t address_space; /* 0: the pool's default */
     size_t largest_reserve; /* 0: no bound */
+    size_t device_addresses; /* that the device has in all; 0: 1 TiB */
     bool with_reaper;
     int (*interrupted)(void *context);
     void *interrupted_context;
