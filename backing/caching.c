@@ -14,7 +14,8 @@
 struct kept {
     gp_chunk *chunk; /* a reference */
     gp_request request; /* of the growth that it came back from: the inner free gets it */
-    struct kept *next;
+    struct kept *older;
+    struct kept *newer;
 };
 
 struct cache {
@@ -22,34 +23,28 @@ struct cache {
     size_t keep_bytes;
     struct gp__mutex lock; /* guards what follows */
     struct kept *oldest; /* in the order they came back */
+    struct kept *newest;
     size_t kept_bytes;
 };
 
 /* ---- the list: lock held -------------------------------------------------------------------- */
 
-static void add_newest(struct cache *cache, struct kept *kept)
+/* Lists the chunk between two neighbours, of which one is NULL. */
+static void add(struct cache *cache, struct kept *kept, struct kept *older, struct kept *newer)
 {
-    struct kept **link = &cache->oldest;
-    while (*link != NULL) {
-        link = &(*link)->next;
-    }
-    kept->next = NULL;
-    *link = kept;
+    kept->older = older;
+    kept->newer = newer;
+    *(older != NULL ? &older->newer : &cache->oldest) = kept;
+    *(newer != NULL ? &newer->older : &cache->newest) = kept;
     cache->kept_bytes += gp_chunk_size(kept->chunk);
 }
 
-static void add_oldest(struct cache *cache, struct kept *kept)
+static struct kept *remove_kept(struct cache *cache, struct kept *kept)
 {
-    kept->next = cache->oldest;
-    cache->oldest = kept;
-    cache->kept_bytes += gp_chunk_size(kept->chunk);
-}
-
-static struct kept *remove_at(struct cache *cache, struct kept **link)
-{
-    struct kept *kept = *link;
-    *link = kept->next;
+    *(kept->older != NULL ? &kept->older->newer : &cache->oldest) = kept->newer;
+    *(kept->newer != NULL ? &kept->newer->older : &cache->newest) = kept->older;
     cache->kept_bytes -= gp_chunk_size(kept->chunk);
+    gp__chunk_let_go(kept->chunk);
     return kept;
 }
 
@@ -66,14 +61,12 @@ static bool fits(const gp_chunk *chunk, const gp_request *request)
 /* The newest that fits: its memory is the likeliest to be warm. NULL if there is none. */
 static struct kept *take_fitting(struct cache *cache, const gp_request *request)
 {
-    struct kept **newest = NULL;
     gp__mutex_lock(&cache->lock);
-    for (struct kept **link = &cache->oldest; *link != NULL; link = &(*link)->next) {
-        if (fits((*link)->chunk, request)) {
-            newest = link;
-        }
-    }
-    struct kept *kept = newest != NULL ? remove_at(cache, newest) : NULL;
+    struct kept *kept = cache->newest;
+    while (kept != NULL && !fits(kept->chunk, request))
+        kept = kept->older;
+    if (kept != NULL)
+        remove_kept(cache, kept);
     gp__mutex_unlock(&cache->lock);
     return kept;
 }
@@ -82,7 +75,7 @@ static struct kept *take_oldest_above(struct cache *cache, size_t keep_bytes)
 {
     gp__mutex_lock(&cache->lock);
     bool above = cache->kept_bytes > keep_bytes;
-    struct kept *kept = above ? remove_at(cache, &cache->oldest) : NULL;
+    struct kept *kept = above ? remove_kept(cache, cache->oldest) : NULL;
     gp__mutex_unlock(&cache->lock);
     return kept;
 }
@@ -100,8 +93,14 @@ static gp_status give_back(struct cache *cache, struct kept *kept, gp_error *err
     gp_status status = gp_backing_free(cache->inner, kept->chunk, &kept->request, error);
     if (status != GP_OK) {
         gp__mutex_lock(&cache->lock);
-        add_oldest(cache, kept);
+        bool ours = gp__chunk_keep(kept->chunk); /* it is no other cache's meanwhile */
+        if (ours)
+            add(cache, kept, NULL, cache->oldest);
         gp__mutex_unlock(&cache->lock);
+        if (!ours) {
+            gp_chunk_release(kept->chunk);
+            gp__free(kept);
+        }
         return status;
     }
     gp__free(kept);
@@ -148,17 +147,6 @@ static gp_status cache_alloc(void *context, const gp_request *request, gp_chunk 
     return released == 0 ? status : gp_backing_alloc(cache->inner, request, out, error);
 }
 
-/* Lock held. */
-static bool is_kept(const struct cache *cache, const gp_chunk *chunk)
-{
-    for (const struct kept *kept = cache->oldest; kept != NULL; kept = kept->next) {
-        if (kept->chunk == chunk) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* GP_OK when the chunk is now kept; GP_NOT_READY when there is no room for it at present;
  * GP_ERR_ARGUMENT when it was kept before: twice in the list it would be handed out twice. */
 static gp_status keep(struct cache *cache, struct kept *kept)
@@ -166,12 +154,13 @@ static gp_status keep(struct cache *cache, struct kept *kept)
     size_t size = gp_chunk_size(kept->chunk);
     gp_status status = GP_OK;
     gp__mutex_lock(&cache->lock);
-    if (is_kept(cache, kept->chunk)) {
+    if (!gp__chunk_keep(kept->chunk)) {
         status = GP_ERR_ARGUMENT;
     } else if (cache->kept_bytes > cache->keep_bytes - size) {
+        gp__chunk_let_go(kept->chunk);
         status = GP_NOT_READY;
     } else {
-        add_newest(cache, kept);
+        add(cache, kept, cache->newest, NULL);
     }
     gp__mutex_unlock(&cache->lock);
     return status;
@@ -204,8 +193,8 @@ static gp_status cache_free(void *context, gp_chunk *chunk, const gp_request *re
     if (status != GP_OK) {
         gp__free(kept);
         return gp_error_set(error, status,
-                            "chunk %llu of %zu bytes is kept by this cache already: it was given "
-                            "back twice",
+                            "chunk %llu of %zu bytes is kept by a cache already: it was given back "
+                            "twice",
                             (unsigned long long)gp_chunk_id(chunk), size);
     }
     return GP_OK;

@@ -25,6 +25,7 @@ struct gp_chunk {
     _Atomic uint64_t generation;
     _Atomic uint64_t references;
     _Atomic int state; /* enum gp__chunk_state */
+    _Atomic bool kept; /* on a cache's list */
     /* Who must be done before close() may release the memory: the chunk itself, until it is closed, and
      * every export under way. Whoever is last releases it. */
     _Atomic uint64_t holds;
@@ -376,6 +377,16 @@ void gp_chunk_set_user(gp_chunk *chunk, void *user)
 void *gp_chunk_user(const gp_chunk *chunk)
 {
     return chunk->user;
+}
+
+bool gp__chunk_keep(gp_chunk *chunk)
+{
+    return !atomic_exchange(&chunk->kept, true);
+}
+
+void gp__chunk_let_go(gp_chunk *chunk)
+{
+    atomic_store(&chunk->kept, false);
 }
 
 gp__memory gp__chunk_memory(const gp_chunk *chunk)

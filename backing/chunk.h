@@ -26,6 +26,9 @@ enum gp__chunk_state {
 bool gp__chunk_move(gp_chunk *chunk, enum gp__chunk_state from, enum gp__chunk_state to);
 enum gp__chunk_state gp__chunk_state_of(const gp_chunk *chunk);
 const char *gp__chunk_state_text(enum gp__chunk_state state);
+/* A cache keeps the chunk, one at a time: false when one does. Any thread. */
+bool gp__chunk_keep(gp_chunk *chunk);
+void gp__chunk_let_go(gp_chunk *chunk);
 /* The driver's number, for map and unmap. */
 gp__memory gp__chunk_memory(const gp_chunk *chunk);
 /* Releases memory for good: a driver that refuses is asked twice, then the leak is counted. May block. */
