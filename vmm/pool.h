@@ -134,6 +134,7 @@ struct gp_range {
     bool resizing;
     bool closed;
     bool listed;
+    bool unheld; /* its last holder has let go, and does not look at it any more */
     gp_range *previous; /* the pool's ranges that have a segment */
     gp_range *next;
 };
@@ -388,6 +389,9 @@ struct gp__segment *gp__ranges_take(gp_pool *pool);
 /* Takes the segment of a closed range off the pool when nothing is mapped in it and no commit is under
  * way; else, and for NULL, NULL. The range may be gone afterwards. lock: held. */
 struct gp__segment *gp__range_bury(gp_pool *pool, gp_range *range);
+/* A commit gave its claim back. If the range was closed meanwhile, what the claim kept goes too: *dead as
+ * of gp__range_bury(), and true when the reaper is to be kicked. lock: held. */
+bool gp__range_unclaim(gp_range *range, struct gp__segment **dead);
 /* Frees what gp__range_bury() gave. lock: not held. */
 void gp__range_free_segments(gp_pool *pool, struct gp__segment *segments);
 

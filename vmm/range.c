@@ -100,7 +100,7 @@ static struct gp__segment *detach(gp_pool *pool, gp_range *range)
     range->listed = false;
     range->segment = NULL;
     range->committed_bytes = 0;
-    if (__atomic_load_n(&range->references, __ATOMIC_ACQUIRE) == 0)
+    if (range->unheld)
         free_range(range);
     return segment;
 }
@@ -153,20 +153,48 @@ void gp__ranges_end(gp_pool *pool)
         end_range(range, NULL, &ignored);
 }
 
-/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more. */
-static void end_and_retire(gp_range *range, gp_stream *stream, bool last)
+/* Mappings that nothing is committed in any more go to the reaper. lock: held. */
+static bool retire_all(gp_range *range)
 {
-    gp_pool *pool = range->pool;
     struct gp__retired *list = NULL;
     gp_release_result ignored = {0, 0};
-    bool record_now = false;
-    gp__mutex_lock(&pool->lock);
-    struct gp__owners owners = end_range(range, stream, &record_now);
     if (range->segment != NULL)
         gp__range_retire_part(range, range->address, range->address + range->segment->bytes,
                               GP__RETIRE_SEEN, &list, &ignored);
-    gp__retiring_add(pool, list);
+    gp__retiring_add(range->pool, list);
+    return list != NULL;
+}
+
+bool gp__range_unclaim(gp_range *range, struct gp__segment **dead)
+{
+    range->claims--;
+    bool kick = range->closed && retire_all(range);
+    *dead = gp__range_bury(range->pool, range);
+    return kick;
+}
+
+/* What a close, but not the last release, may find. lock: held. */
+static gp_status check_end(const gp_range *range, bool *done, gp_error *error)
+{
+    *done = range->closed || range->pool->closed;
+    return *done || range->pins == NULL ? GP_OK : gp__range_pinned(range, range->pins, error);
+}
+
+/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more. */
+static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, gp_error *error)
+{
+    gp_pool *pool = range->pool;
+    bool record_now = false, done = false;
+    gp__mutex_lock(&pool->lock);
+    gp_status status = last ? GP_OK : check_end(range, &done, error);
+    if (status != GP_OK || done) {
+        gp__mutex_unlock(&pool->lock);
+        return status;
+    }
+    struct gp__owners owners = end_range(range, stream, &record_now);
+    bool kick = retire_all(range);
     bool buried = range->segment == NULL;
+    range->unheld = last; /* from here on whoever buries it frees it */
     struct gp__segment *dead = gp__range_bury(pool, range);
     gp__mutex_unlock(&pool->lock);
     if (last && buried)
@@ -174,8 +202,9 @@ static void end_and_retire(gp_range *range, gp_stream *stream, bool last)
     if (record_now)
         gp__pool_record_here(pool, owners);
     gp__range_free_segments(pool, dead);
-    if (list != NULL)
+    if (kick)
         gp__pool_kick(pool);
+    return GP_OK;
 }
 
 gp_status gp_range_close(gp_range *range, gp_stream *stream, gp_error *error)
@@ -184,16 +213,7 @@ gp_status gp_range_close(gp_range *range, gp_stream *stream, gp_error *error)
     gp_status status = gp__pool_enter(pool, error);
     if (status == GP_OK && stream != NULL)
         status = gp__pool_check_stream(pool, stream, error);
-    if (status != GP_OK)
-        return status;
-    gp__mutex_lock(&pool->lock);
-    bool done = range->closed || pool->closed;
-    if (!done && range->pins != NULL)
-        status = gp__range_pinned(range, range->pins, error);
-    gp__mutex_unlock(&pool->lock);
-    if (status == GP_OK && !done)
-        end_and_retire(range, stream, false);
-    return status;
+    return status == GP_OK ? end_and_retire(range, stream, false, error) : status;
 }
 
 gp_range *gp_range_retain(gp_range *range)
@@ -209,7 +229,7 @@ void gp_range_release(gp_range *range)
     gp_pool *pool = range->pool;
     if (gp__pool_enter(pool, NULL) != GP_OK)
         return;
-    end_and_retire(range, NULL, true);
+    end_and_retire(range, NULL, true, NULL);
     gp_pool_release(pool);
 }
 
