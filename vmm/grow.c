@@ -440,6 +440,7 @@ static gp_status start_block(struct gp__growth *growth, struct gp__claim *claim,
 static gp_status start_commit(struct gp__growth *growth, struct gp__claim *claim, uintptr_t *out,
                               gp_error *error)
 {
+    gp__arenas_sweep(growth->pool); /* as the search for a block does */
     gp_status status = gp__commit_claim(growth, claim, error);
     if (status != GP_OK)
         return status;
