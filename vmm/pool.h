@@ -451,6 +451,8 @@ void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_strea
 void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now);
 
 /* ---- retire.c ---- */
+/* The owners of the free memory that the mapping lies in. lock: held. */
+struct gp__owners gp__retire_owners_of(const gp_pool *pool, const struct gp__mapping *mapping);
 /* Sets one idle mapping retiring and puts it in front of *list; false when it was passed over, or there
  * is no host memory for it. lock: held. */
 bool gp__retire_one(gp_pool *pool, struct gp__mapping *mapping, enum gp__retire_which which,
