@@ -66,11 +66,14 @@ gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
     if (status != GP_OK)
         return status;
     gp__mutex_lock(&pool->lock);
-    if (!pool->finishing && !pool->closed)
+    bool begin = !pool->finishing && !pool->closed;
+    if (begin) {
         gp_pool_retain(pool); /* until it is closed */
-    pool->finishing = true;
+        pool->finishing = true;
+    }
     gp__mutex_unlock(&pool->lock);
-    gp__pool_kick(pool);
+    if (begin)
+        gp__pool_kick(pool);
     return GP_OK;
 }
 
