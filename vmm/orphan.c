@@ -170,11 +170,10 @@ static bool is_hopeless(gp_pool *pool)
     return hopeless;
 }
 
-uint64_t gp__orphan_service(gp_pool *pool)
+static uint64_t service(gp_pool *pool, bool orphaned)
 {
     uint64_t deadline = gp__monotonic_ns() + SLICE_NS;
     struct gp__interrupt slice = {slice_is_over, &deadline};
-    bool orphaned = is_orphaned(pool);
     if (is_left(pool))
         return UINT64_MAX;
     gp_status status = gp__pool_close(pool, GP__REAP_SEEN, &slice, NULL);
@@ -198,4 +197,17 @@ uint64_t gp__orphan_service(gp_pool *pool)
         gp_pool_retain(pool);
     leave(pool);
     return UINT64_MAX;
+}
+
+/* A finishing pool may be closed by its user at the same time, and be gone as soon as both are through:
+ * so this thread holds it too. */
+uint64_t gp__orphan_service(gp_pool *pool)
+{
+    bool orphaned = is_orphaned(pool);
+    if (!orphaned)
+        gp_pool_retain(pool);
+    uint64_t delay = service(pool, orphaned);
+    if (!orphaned)
+        gp_pool_release(pool);
+    return delay;
 }
