@@ -371,7 +371,7 @@ void gp_pool_unpin(gp_pool *pool, uintptr_t address)
     if (record_now)
         gp__pool_record_here(pool, owners);
     if (kick)
-        gp__pool_kick(pool);
+        gp__reaper_kick(&pool->reaper);
     if (pinned)
         gp_pool_release(pool);
 }

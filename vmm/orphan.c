@@ -73,7 +73,7 @@ gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
     }
     gp__mutex_unlock(&pool->lock);
     if (begin)
-        gp__pool_kick(pool);
+        gp__reaper_kick(&pool->reaper); /* whatever its flags say: nobody else closes it */
     return GP_OK;
 }
 

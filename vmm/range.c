@@ -313,7 +313,7 @@ void gp_range_unpin(gp_range *range, size_t offset, size_t bytes)
     gp__mutex_unlock(&pool->lock);
     gp__free(pin);
     if (kick)
-        gp__pool_kick(pool);
+        gp__reaper_kick(&pool->reaper);
     if (pin != NULL)
         gp_range_release(range);
 }
