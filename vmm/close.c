@@ -401,12 +401,14 @@ gp_status gp_pool_close(gp_pool *pool, gp_error *error)
     if (gp_pool_is_closed(pool))
         return GP_OK;
     status = gp__pool_not_inside(pool, "closing", error);
+    bool others = status == GP_OK && gp__orphans_wanted(pool); /* while its streams are known */
     if (status == GP_OK)
         status = gp__pool_close(pool, GP__REAP_FINAL, &pool->interrupt, error);
     if (status != GP_OK)
         return status;
     gp__orphan_finished(pool);
-    gp__orphans_close(pool->device, &pool->interrupt);
+    if (others)
+        gp__orphans_close(pool->device, &pool->interrupt);
     return GP_OK;
 }
 

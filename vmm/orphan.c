@@ -77,18 +77,6 @@ gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
     return GP_OK;
 }
 
-/* Drops the reference of gp_pool_finish() once the pool is closed. */
-void gp__orphan_finished(gp_pool *pool)
-{
-    gp__mutex_lock(&pool->lock);
-    bool finished = pool->finishing && pool->closed;
-    if (finished)
-        pool->finishing = false;
-    gp__mutex_unlock(&pool->lock);
-    if (finished)
-        gp_pool_release(pool);
-}
-
 /* ---- what cannot be closed in the background ----------------------------------------------- */
 
 static bool is_left(const gp_pool *pool)
@@ -106,6 +94,35 @@ static void leave(gp_pool *pool)
     pool->next_left = left_pools;
     left_pools = pool;
     gp__mutex_unlock(&left_lock);
+}
+
+/* Takes one pool off the list; false when it was not on it. */
+static bool take_one(const gp_pool *pool)
+{
+    gp__mutex_lock(&left_lock);
+    gp_pool **link = &left_pools;
+    while (*link != NULL && *link != pool)
+        link = &(*link)->next_left;
+    bool found = *link != NULL;
+    if (found)
+        *link = pool->next_left;
+    gp__mutex_unlock(&left_lock);
+    return found;
+}
+
+/* Drops the references of gp_pool_finish() and of the list once the pool is closed. */
+void gp__orphan_finished(gp_pool *pool)
+{
+    bool listed = take_one(pool);
+    gp__mutex_lock(&pool->lock);
+    bool finished = pool->finishing && pool->closed;
+    if (finished)
+        pool->finishing = false;
+    gp__mutex_unlock(&pool->lock);
+    if (listed)
+        gp_pool_release(pool);
+    if (finished)
+        gp_pool_release(pool);
 }
 
 /* Takes the pools of the device off the list; they stay `left`. */
@@ -130,6 +147,23 @@ static gp_pool *take_left(const gp_device *device)
 static bool is_orphaned(const gp_pool *pool)
 {
     return __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+}
+
+static bool any_left(const gp_device *device)
+{
+    gp__mutex_lock(&left_lock);
+    const gp_pool *pool = left_pools;
+    while (pool != NULL && pool->device != device)
+        pool = pool->next_left;
+    gp__mutex_unlock(&left_lock);
+    return pool != NULL;
+}
+
+bool gp__orphans_wanted(gp_pool *pool)
+{
+    struct gp__owners anybody = {GP__UNKNOWN, 0};
+    return any_left(pool->device) &&
+           gp__timeline_check_capture(&pool->timeline, anybody, NULL) == GP_OK;
 }
 
 void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt)

@@ -504,8 +504,12 @@ void gp__pool_destroy(gp_pool *pool);
 /* One slice of closing a pool that was let go, on the reaper; the pool may be gone afterwards. Returns
  * when to come again. */
 uint64_t gp__orphan_service(gp_pool *pool);
-/* Drops what gp_pool_finish() holds once the pool is closed; the pool may be gone afterwards. */
+/* Drops what gp_pool_finish() and the list of left pools hold once the pool is closed; the pool may be gone
+ * afterwards. */
 void gp__orphan_finished(gp_pool *pool);
+/* Whether pools of the device were left, and no stream that this pool knows captures: the fence of a whole
+ * context would invalidate the capture. lock: not held. */
+bool gp__orphans_wanted(gp_pool *pool);
 /* At the end of an explicit call: closes what pools of the device left because of owners that only a
  * context-wide fence covers. lock: not held. */
 void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt);
