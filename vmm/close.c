@@ -176,10 +176,22 @@ static struct gp__owners all_owners(const gp_pool *pool)
     return all;
 }
 
+/* A range is used by streams that come and go; those that were forgotten are no owners any more, and would
+ * keep their slots from others as long as the range lives. */
+static void forget_owners(gp_pool *pool)
+{
+    uint64_t peopled = GP__UNKNOWN;
+    for (int slot = 0; slot < GP__SLOT_COUNT; slot++)
+        peopled |= pool->timeline.slot_streams[slot] > 0 ? UINT64_C(1) << slot : 0;
+    for (gp_range *range = pool->ranges; range != NULL; range = range->next)
+        range->slots &= peopled;
+}
+
 /* Chunks in the hands of a thread that reaps are on no list, so then any slot may be theirs. */
 static uint64_t slots_in_use(void *context)
 {
-    const gp_pool *pool = context;
+    gp_pool *pool = context;
+    forget_owners(pool);
     return pool->deliveries > 0 ? ~UINT64_C(0) : all_owners(pool).slots;
 }
 
