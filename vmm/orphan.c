@@ -56,8 +56,7 @@ void gp_pool_release(gp_pool *pool)
         gp__pool_destroy(pool);
         return;
     }
-    __atomic_store_n(&pool->orphaned, true, __ATOMIC_RELEASE);
-    gp__reaper_kick(&pool->reaper);
+    gp__reaper_hand_over(&pool->reaper, &pool->orphaned);
 }
 
 gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
