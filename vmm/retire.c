@@ -396,10 +396,18 @@ static void record_and_poll(gp_pool *pool, const struct work *work)
     device->driver->leave(device, &entry);
 }
 
+/* lock: held. */
+static bool is_let_go(const gp_pool *pool)
+{
+    return pool->finishing || __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+}
+
 /* How long until the next look: longer each time nothing moved, and never again by itself when all that
  * is left needs an explicit call. lock: held. */
 static uint64_t next_look(gp_pool *pool, size_t returned)
 {
+    if (is_let_go(pool))
+        return 0; /* by a callback just now: its kick was none, inside our own call */
     uint64_t delay = pool->service_delay * 2;
     if (returned > 0)
         delay = 0; /* there may be more where that came from */
@@ -421,7 +429,7 @@ uint64_t gp__pool_service(void *context)
     if (gp__is_exiting())
         return UINT64_MAX;
     gp__mutex_lock(&pool->lock);
-    bool let_go = pool->finishing || __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+    bool let_go = is_let_go(pool);
     if (let_go) {
         gp__mutex_unlock(&pool->lock);
         return gp__orphan_service(pool);
