@@ -120,10 +120,9 @@ static void adopt_process(void)
     generation = gp__fork_generation();
 }
 
-void gp__reaper_kick(struct gp__reaper_client *client)
+/* lock: held. */
+static void kick(struct gp__reaper_client *client)
 {
-    adopt_process();
-    gp__mutex_lock(&lock);
     bool own_call = is_self && current == client; /* what it returns says when to come again */
     if (!stopping && !client->removed && !own_call) {
         if (!client->listed) {
@@ -136,6 +135,22 @@ void gp__reaper_kick(struct gp__reaper_client *client)
             started = start_thread();
         pthread_cond_broadcast(&changed);
     }
+}
+
+void gp__reaper_kick(struct gp__reaper_client *client)
+{
+    adopt_process();
+    gp__mutex_lock(&lock);
+    kick(client);
+    gp__mutex_unlock(&lock);
+}
+
+void gp__reaper_hand_over(struct gp__reaper_client *client, bool *flag)
+{
+    adopt_process();
+    gp__mutex_lock(&lock);
+    __atomic_store_n(flag, true, __ATOMIC_RELEASE);
+    kick(client);
     gp__mutex_unlock(&lock);
 }
 

@@ -34,6 +34,9 @@ struct gp__reaper_client {
  * the client's own call it does nothing: the call's result says when to come again. If the
  * thread cannot be started nothing is lost: work stays until an explicit trim, drain or close. */
 void gp__reaper_kick(struct gp__reaper_client *client);
+/* Sets *flag and kicks. Whoever sees the flag may free the client once gp__reaper_remove() returned: that
+ * waits for this call to be done with it. */
+void gp__reaper_hand_over(struct gp__reaper_client *client, bool *flag);
 void gp__reaper_remove(struct gp__reaper_client *client);
 /* Stops the thread and waits for it, at most timeout_ns; true if it ended. For process exit. */
 bool gp__reaper_stop(uint64_t timeout_ns);

@@ -246,7 +246,12 @@ gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_s
                               "thread's default stream, or it was destroyed",
                               (size_t)from->key.handle);
     struct gp__fence *fence = status == GP_OK ? latest_fence(from) : NULL;
-    if (fence == NULL) {
+    if (status == GP_OK && from->state == GP__STREAM_GONE)
+        status = gp_error_set(error, GP_ERR_ARGUMENT,
+                              "stream %#zx was destroyed, and its handle names another one now: its "
+                              "work cannot be waited for in a stream",
+                              (size_t)from->key.handle);
+    if (fence == NULL || status != GP_OK) {
         gp__mutex_unlock(timeline->lock);
         return status;
     }

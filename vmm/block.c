@@ -181,9 +181,10 @@ gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsi
     size_t bytes = round_block(size);
     if (!capturing)
         status = take(pool, bytes, stream, flags, NULL, false, out, error);
-    if ((status != GP_NOT_READY && !capturing) ||
-        device->driver->enter(device, &entry, NULL) != GP_OK)
+    if (status != GP_NOT_READY && !capturing)
         return status;
+    if (device->driver->enter(device, &entry, NULL) != GP_OK)
+        return GP_NOT_READY; /* gp_pool_malloc() says what is wrong */
     status = capturing ? find_arena(pool, stream, false, &arena, error) : GP_OK;
     if (status == GP_OK)
         status = take(pool, bytes, stream, flags, arena, true, out, error);
@@ -370,7 +371,7 @@ void gp_pool_unpin(gp_pool *pool, uintptr_t address)
     if (record_now)
         gp__pool_record_here(pool, owners);
     if (kick)
-        gp__pool_kick(pool);
+        gp__reaper_kick(&pool->reaper);
     if (pinned)
         gp_pool_release(pool);
 }

@@ -176,10 +176,22 @@ static struct gp__owners all_owners(const gp_pool *pool)
     return all;
 }
 
+/* A range is used by streams that come and go; those that were forgotten are no owners any more, and would
+ * keep their slots from others as long as the range lives. */
+static void forget_owners(gp_pool *pool)
+{
+    uint64_t peopled = GP__UNKNOWN;
+    for (int slot = 0; slot < GP__SLOT_COUNT; slot++)
+        peopled |= pool->timeline.slot_streams[slot] > 0 ? UINT64_C(1) << slot : 0;
+    for (gp_range *range = pool->ranges; range != NULL; range = range->next)
+        range->slots &= peopled;
+}
+
 /* Chunks in the hands of a thread that reaps are on no list, so then any slot may be theirs. */
 static uint64_t slots_in_use(void *context)
 {
-    const gp_pool *pool = context;
+    gp_pool *pool = context;
+    forget_owners(pool);
     return pool->deliveries > 0 ? ~UINT64_C(0) : all_owners(pool).slots;
 }
 
@@ -403,12 +415,14 @@ gp_status gp_pool_close(gp_pool *pool, gp_error *error)
     if (gp_pool_is_closed(pool))
         return GP_OK;
     status = gp__pool_not_inside(pool, "closing", error);
+    bool others = status == GP_OK && gp__orphans_wanted(pool); /* while its streams are known */
     if (status == GP_OK)
         status = gp__pool_close(pool, GP__REAP_FINAL, &pool->interrupt, error);
     if (status != GP_OK)
         return status;
     gp__orphan_finished(pool);
-    gp__orphans_close(pool->device, &pool->interrupt);
+    if (others)
+        gp__orphans_close(pool->device, &pool->interrupt);
     return GP_OK;
 }
 

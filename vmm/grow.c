@@ -276,12 +276,11 @@ static void undo(struct gp__growth *growth, struct gp__claim *claim)
     pool->credit_bytes += not_asked;
     growth->credit += not_asked;
     struct gp__segment *dead = NULL;
-    if (growth->range != NULL) {
-        growth->range->claims--;
-        dead = gp__range_bury(pool, growth->range);
-    }
+    bool kick = growth->range != NULL && gp__range_unclaim(growth->range, &dead);
     gp__mutex_unlock(&pool->lock);
     gp__range_free_segments(pool, dead);
+    if (kick)
+        gp__pool_kick(pool);
 }
 
 /* ---- publish ------------------------------------------------------------------------------ */
@@ -441,6 +440,7 @@ static gp_status start_block(struct gp__growth *growth, struct gp__claim *claim,
 static gp_status start_commit(struct gp__growth *growth, struct gp__claim *claim, uintptr_t *out,
                               gp_error *error)
 {
+    gp__arenas_sweep(growth->pool); /* as the search for a block does */
     gp_status status = gp__commit_claim(growth, claim, error);
     if (status != GP_OK)
         return status;

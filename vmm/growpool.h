@@ -139,7 +139,8 @@ typedef struct gp_pool gp_pool;
 #define GP_ALIGNMENT 512 /* bytes; every block's address is a multiple of it */
 
 enum {
-    GP_POOL_NO_REAPER = 1 /* no background thread: retiring chunks wait for an explicit call */
+    /* No background thread while the pool is in use: retiring chunks wait for an explicit call. */
+    GP_POOL_NO_REAPER = 1
 };
 
 typedef struct gp_pool_options {

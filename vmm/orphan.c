@@ -56,8 +56,7 @@ void gp_pool_release(gp_pool *pool)
         gp__pool_destroy(pool);
         return;
     }
-    __atomic_store_n(&pool->orphaned, true, __ATOMIC_RELEASE);
-    gp__reaper_kick(&pool->reaper);
+    gp__reaper_hand_over(&pool->reaper, &pool->orphaned);
 }
 
 gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
@@ -66,24 +65,15 @@ gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
     if (status != GP_OK)
         return status;
     gp__mutex_lock(&pool->lock);
-    if (!pool->finishing && !pool->closed)
+    bool begin = !pool->finishing && !pool->closed;
+    if (begin) {
         gp_pool_retain(pool); /* until it is closed */
-    pool->finishing = true;
+        pool->finishing = true;
+    }
     gp__mutex_unlock(&pool->lock);
-    gp__pool_kick(pool);
+    if (begin)
+        gp__reaper_kick(&pool->reaper); /* whatever its flags say: nobody else closes it */
     return GP_OK;
-}
-
-/* Drops the reference of gp_pool_finish() once the pool is closed. */
-void gp__orphan_finished(gp_pool *pool)
-{
-    gp__mutex_lock(&pool->lock);
-    bool finished = pool->finishing && pool->closed;
-    if (finished)
-        pool->finishing = false;
-    gp__mutex_unlock(&pool->lock);
-    if (finished)
-        gp_pool_release(pool);
 }
 
 /* ---- what cannot be closed in the background ----------------------------------------------- */
@@ -103,6 +93,35 @@ static void leave(gp_pool *pool)
     pool->next_left = left_pools;
     left_pools = pool;
     gp__mutex_unlock(&left_lock);
+}
+
+/* Takes one pool off the list; false when it was not on it. */
+static bool take_one(const gp_pool *pool)
+{
+    gp__mutex_lock(&left_lock);
+    gp_pool **link = &left_pools;
+    while (*link != NULL && *link != pool)
+        link = &(*link)->next_left;
+    bool found = *link != NULL;
+    if (found)
+        *link = pool->next_left;
+    gp__mutex_unlock(&left_lock);
+    return found;
+}
+
+/* Drops the references of gp_pool_finish() and of the list once the pool is closed. */
+void gp__orphan_finished(gp_pool *pool)
+{
+    bool listed = take_one(pool);
+    gp__mutex_lock(&pool->lock);
+    bool finished = pool->finishing && pool->closed;
+    if (finished)
+        pool->finishing = false;
+    gp__mutex_unlock(&pool->lock);
+    if (listed)
+        gp_pool_release(pool);
+    if (finished)
+        gp_pool_release(pool);
 }
 
 /* Takes the pools of the device off the list; they stay `left`. */
@@ -127,6 +146,23 @@ static gp_pool *take_left(const gp_device *device)
 static bool is_orphaned(const gp_pool *pool)
 {
     return __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+}
+
+static bool any_left(const gp_device *device)
+{
+    gp__mutex_lock(&left_lock);
+    const gp_pool *pool = left_pools;
+    while (pool != NULL && pool->device != device)
+        pool = pool->next_left;
+    gp__mutex_unlock(&left_lock);
+    return pool != NULL;
+}
+
+bool gp__orphans_wanted(gp_pool *pool)
+{
+    struct gp__owners anybody = {GP__UNKNOWN, 0};
+    return any_left(pool->device) &&
+           gp__timeline_check_capture(&pool->timeline, anybody, NULL) == GP_OK;
 }
 
 void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt)
@@ -167,11 +203,10 @@ static bool is_hopeless(gp_pool *pool)
     return hopeless;
 }
 
-uint64_t gp__orphan_service(gp_pool *pool)
+static uint64_t service(gp_pool *pool, bool orphaned)
 {
     uint64_t deadline = gp__monotonic_ns() + SLICE_NS;
     struct gp__interrupt slice = {slice_is_over, &deadline};
-    bool orphaned = is_orphaned(pool);
     if (is_left(pool))
         return UINT64_MAX;
     gp_status status = gp__pool_close(pool, GP__REAP_SEEN, &slice, NULL);
@@ -195,4 +230,17 @@ uint64_t gp__orphan_service(gp_pool *pool)
         gp_pool_retain(pool);
     leave(pool);
     return UINT64_MAX;
+}
+
+/* A finishing pool may be closed by its user at the same time, and be gone as soon as both are through:
+ * so this thread holds it too. */
+uint64_t gp__orphan_service(gp_pool *pool)
+{
+    bool orphaned = is_orphaned(pool);
+    if (!orphaned)
+        gp_pool_retain(pool);
+    uint64_t delay = service(pool, orphaned);
+    if (!orphaned)
+        gp_pool_release(pool);
+    return delay;
 }

@@ -134,8 +134,8 @@ struct gp_range {
     unsigned claims; /* commits under way */
     bool resizing;
     bool closed;
-    bool dropped; /* nobody holds it: whoever buries it frees it */
     bool listed;
+    bool unheld; /* its last holder has let go, and does not look at it any more */
     gp_range *previous; /* the pool's ranges that have a segment */
     gp_range *next;
 };
@@ -400,6 +400,9 @@ struct gp__segment *gp__ranges_take(gp_pool *pool);
 /* Takes the segment of a closed range off the pool when nothing is mapped in it and no commit is under
  * way; else, and for NULL, NULL. The range may be gone afterwards. lock: held. */
 struct gp__segment *gp__range_bury(gp_pool *pool, gp_range *range);
+/* A commit gave its claim back. If the range was closed meanwhile, what the claim kept goes too: *dead as
+ * of gp__range_bury(), and true when the reaper is to be kicked. lock: held. */
+bool gp__range_unclaim(gp_range *range, struct gp__segment **dead);
 /* Frees what gp__range_bury() gave. lock: not held. */
 void gp__range_free_segments(gp_pool *pool, struct gp__segment *segments);
 
@@ -459,6 +462,8 @@ void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_strea
 void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now);
 
 /* ---- retire.c ---- */
+/* The owners of the free memory that the mapping lies in. lock: held. */
+struct gp__owners gp__retire_owners_of(const gp_pool *pool, const struct gp__mapping *mapping);
 /* Sets one idle mapping retiring and puts it in front of *list; false when it was passed over, or there
  * is no host memory for it. lock: held. */
 bool gp__retire_one(gp_pool *pool, struct gp__mapping *mapping, enum gp__retire_which which,
@@ -510,8 +515,12 @@ void gp__pool_destroy(gp_pool *pool);
 /* One slice of closing a pool that was let go, on the reaper; the pool may be gone afterwards. Returns
  * when to come again. */
 uint64_t gp__orphan_service(gp_pool *pool);
-/* Drops what gp_pool_finish() holds once the pool is closed; the pool may be gone afterwards. */
+/* Drops what gp_pool_finish() and the list of left pools hold once the pool is closed; the pool may be gone
+ * afterwards. */
 void gp__orphan_finished(gp_pool *pool);
+/* Whether pools of the device were left, and no stream that this pool knows captures: the fence of a whole
+ * context would invalidate the capture. lock: not held. */
+bool gp__orphans_wanted(gp_pool *pool);
 /* At the end of an explicit call: closes what pools of the device left because of owners that only a
  * context-wide fence covers. lock: not held. */
 void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt);

@@ -101,7 +101,7 @@ static struct gp__segment *detach(gp_pool *pool, gp_range *range)
     range->segment = NULL;
     range->committed_bytes = 0;
     pool->parted_bytes += segment->bytes;
-    if (range->dropped)
+    if (range->unheld)
         free_range(range);
     return segment;
 }
@@ -155,34 +155,48 @@ void gp__ranges_end(gp_pool *pool)
         end_range(range, NULL, &ignored);
 }
 
-/* GP_OK; *done: there is nothing to end any more. lock: held. */
-static gp_status check_close(const gp_range *range, bool *done, gp_error *error)
+/* Mappings that nothing is committed in any more go to the reaper. lock: held. */
+static bool retire_all(gp_range *range)
 {
-    *done = range->closed || range->pool->closed;
-    return !*done && range->pins != NULL ? gp__range_pinned(range, range->pins, error) : GP_OK;
+    struct gp__retired *list = NULL;
+    gp_release_result ignored = {0, 0};
+    if (range->segment != NULL)
+        gp__range_retire_part(range, range->address, range->address + range->segment->bytes,
+                              GP__RETIRE_SEEN, &list, &ignored);
+    gp__retiring_add(range->pool, list);
+    return list != NULL;
 }
 
-/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more, and it may be
- * gone afterwards. */
+bool gp__range_unclaim(gp_range *range, struct gp__segment **dead)
+{
+    range->claims--;
+    bool kick = range->closed && retire_all(range);
+    *dead = gp__range_bury(range->pool, range);
+    return kick;
+}
+
+/* What a close, but not the last release, may find. lock: held. */
+static gp_status check_end(const gp_range *range, bool *done, gp_error *error)
+{
+    *done = range->closed || range->pool->closed;
+    return *done || range->pins == NULL ? GP_OK : gp__range_pinned(range, range->pins, error);
+}
+
+/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more. */
 static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, gp_error *error)
 {
     gp_pool *pool = range->pool;
-    struct gp__retired *list = NULL;
-    gp_release_result ignored = {0, 0};
     bool record_now = false, done = false;
     gp__mutex_lock(&pool->lock);
-    gp_status status = last ? GP_OK : check_close(range, &done, error);
+    gp_status status = last ? GP_OK : check_end(range, &done, error);
     if (status != GP_OK || done) {
         gp__mutex_unlock(&pool->lock);
         return status;
     }
-    range->dropped = last;
     struct gp__owners owners = end_range(range, stream, &record_now);
-    if (range->segment != NULL)
-        gp__range_retire_part(range, range->address, range->address + range->segment->bytes,
-                              GP__RETIRE_SEEN, &list, &ignored);
-    gp__retiring_add(pool, list);
+    bool kick = retire_all(range);
     bool buried = range->segment == NULL;
+    range->unheld = last; /* from here on whoever buries it frees it */
     /* A close that is under way takes what is left of all ranges; one that begins waits for visitors. */
     struct gp__segment *dead = pool->closing ? NULL : gp__range_bury(pool, range);
     pool->visitors += dead != NULL;
@@ -194,7 +208,7 @@ static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, g
     gp__range_free_segments(pool, dead);
     if (dead != NULL)
         gp__pool_leave(pool);
-    if (list != NULL)
+    if (kick)
         gp__pool_kick(pool);
     return GP_OK;
 }
@@ -305,7 +319,7 @@ void gp_range_unpin(gp_range *range, size_t offset, size_t bytes)
     gp__mutex_unlock(&pool->lock);
     gp__free(pin);
     if (kick)
-        gp__pool_kick(pool);
+        gp__reaper_kick(&pool->reaper);
     if (pin != NULL)
         gp_range_release(range);
 }

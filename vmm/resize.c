@@ -253,8 +253,51 @@ static gp_status decommit(gp_range *range, struct decommit *work, gp_error *erro
     return GP_OK;
 }
 
+static size_t committed_in(const gp_range *range, uintptr_t va, uintptr_t end)
+{
+    size_t bytes = 0;
+    const struct gp__span *span = gp__span_at(range->pool, range->segment, va);
+    for (; span != NULL && span->va < end; span = span->next) {
+        uintptr_t from = span->va > va ? span->va : va;
+        uintptr_t stop = span->va + span->bytes;
+        if (span->state == GP_SPAN_USED)
+            bytes += (stop < end ? stop : end) - from;
+    }
+    return bytes;
+}
+
+/* Who else may still use the chunks that a decommit of the parts gives back: parts of them may have been
+ * decommitted before, after a use on other streams. lock: held. */
+static struct gp__owners earlier_owners(const gp_range *range, const gp_interval *parts,
+                                        size_t count)
+{
+    const gp_pool *pool = range->pool;
+    struct gp__owners all = {0, 0};
+    const struct gp__mapping *last = NULL;
+    size_t gone = 0;
+    for (size_t i = 0; i < count && range->segment != NULL; i++) {
+        uintptr_t va = range->address + parts[i].offset;
+        uintptr_t end = va + parts[i].bytes;
+        while (va < end) {
+            const struct gp__mapping *mapping = gp__mapping_at(pool, range->segment, va);
+            const struct gp__span *span = gp__span_at(pool, range->segment, va);
+            uintptr_t stop = span->va + span->bytes;
+            if (mapping != NULL) {
+                stop = mapping->retired.va + mapping->retired.bytes;
+                gone =
+                    (mapping == last ? gone : 0) + committed_in(range, va, stop < end ? stop : end);
+                last = mapping;
+                if (gone == mapping->live)
+                    all = gp__owners_merge(all, gp__retire_owners_of(pool, mapping));
+            }
+            va = stop;
+        }
+    }
+    return all;
+}
+
 /* What a decommit will wait for must not be captured: checked before anything changes. */
-static gp_status check_wait(gp_range *range, gp_stream *stream, gp_error *error)
+static gp_status check_wait(gp_range *range, const struct decommit *work, gp_error *error)
 {
     gp_pool *pool = range->pool;
     bool ignored = false;
@@ -264,7 +307,8 @@ static gp_status check_wait(gp_range *range, gp_stream *stream, gp_error *error)
     if (status != GP_OK)
         return status;
     gp__mutex_lock(&pool->lock);
-    struct gp__owners owners = gp__range_stamp(range, stream, &ignored);
+    struct gp__owners owners = gp__range_stamp(range, work->stream, &ignored);
+    owners = gp__owners_merge(owners, earlier_owners(range, work->parts, work->count));
     gp__mutex_unlock(&pool->lock);
     if (owners.slots != 0)
         status = gp__timeline_check_capture(&pool->timeline, owners, error);
@@ -280,7 +324,7 @@ static gp_status decommit_parts(gp_range *range, struct decommit *work, unsigned
     gp_pool *pool = range->pool;
     bool wait = (flags & GP_TRIM_NO_WAIT) == 0;
     size_t returned = 0;
-    gp_status status = wait ? check_wait(range, work->stream, error) : GP_OK;
+    gp_status status = wait ? check_wait(range, work, error) : GP_OK;
     if (status != GP_OK)
         return status;
     work->which = wait ? GP__RETIRE_ALL : GP__RETIRE_SEEN;

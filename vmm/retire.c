@@ -100,8 +100,7 @@ gp_status gp__return_chunk(gp_pool *pool, struct gp__mapping *mapping, size_t *c
 
 /* ---- idle -> retiring --------------------------------------------------------------------- */
 
-/* The owners of the free ranges that an idle mapping lies in. */
-static struct gp__owners owners_of(const gp_pool *pool, const struct gp__mapping *mapping)
+struct gp__owners gp__retire_owners_of(const gp_pool *pool, const struct gp__mapping *mapping)
 {
     struct gp__owners all = {0, 0};
     uintptr_t end = mapping->retired.va + mapping->retired.bytes;
@@ -150,7 +149,7 @@ static void retire(gp_pool *pool, struct gp__mapping *mapping, struct gp__owners
 bool gp__retire_one(gp_pool *pool, struct gp__mapping *mapping, enum gp__retire_which which,
                     struct gp__retired **list)
 {
-    struct gp__owners owners = owners_of(pool, mapping);
+    struct gp__owners owners = gp__retire_owners_of(pool, mapping);
     if (which == GP__RETIRE_SEEN && gp__timeline_is_unseen(&pool->timeline, owners))
         return false;
     if (gp__span_reserve(pool, 2, NULL) != GP_OK)
@@ -182,7 +181,7 @@ struct gp__owners gp__retire_owners(gp_pool *pool, size_t most)
          mapping = mapping->next) {
         if (mapping->retired.bytes > most - bytes)
             continue;
-        all = gp__owners_merge(all, owners_of(pool, mapping));
+        all = gp__owners_merge(all, gp__retire_owners_of(pool, mapping));
         bytes += mapping->retired.bytes;
     }
     return all;
@@ -197,7 +196,7 @@ size_t gp__retirable_bytes(const gp_pool *pool)
     }
     for (const struct gp__mapping *mapping = pool->idle_oldest; mapping != NULL;
          mapping = mapping->next) {
-        if (!gp__timeline_is_unseen(&pool->timeline, owners_of(pool, mapping)))
+        if (!gp__timeline_is_unseen(&pool->timeline, gp__retire_owners_of(pool, mapping)))
             bytes += mapping->retired.bytes;
     }
     return bytes;
@@ -397,10 +396,18 @@ static void record_and_poll(gp_pool *pool, const struct work *work)
     device->driver->leave(device, &entry);
 }
 
+/* lock: held. */
+static bool is_let_go(const gp_pool *pool)
+{
+    return pool->finishing || __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+}
+
 /* How long until the next look: longer each time nothing moved, and never again by itself when all that
  * is left needs an explicit call. lock: held. */
 static uint64_t next_look(gp_pool *pool, size_t returned)
 {
+    if (is_let_go(pool))
+        return 0; /* by a callback just now: its kick was none, inside our own call */
     uint64_t delay = pool->service_delay * 2;
     if (returned > 0)
         delay = 0; /* there may be more where that came from */
@@ -422,7 +429,7 @@ uint64_t gp__pool_service(void *context)
     if (gp__is_exiting())
         return UINT64_MAX;
     gp__mutex_lock(&pool->lock);
-    bool let_go = pool->finishing || __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
+    bool let_go = is_let_go(pool);
     if (let_go) {
         gp__mutex_unlock(&pool->lock);
         return gp__orphan_service(pool);

@@ -99,7 +99,7 @@ gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, 
         status = finish_all(pool, list, &returned, error);
     else
         gp__pool_kick(pool);
-    if (wait)
+    if (wait && gp__orphans_wanted(pool))
         gp__orphans_close(pool->device, &pool->interrupt);
     if (status == GP_OK && released != NULL)
         *released = wait ? returned : set_retiring;
@@ -122,7 +122,8 @@ gp_status gp_pool_drain(gp_pool *pool, gp_error *error)
     gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
     status = finish_all(pool, list, &returned, error);
-    gp__orphans_close(pool->device, &pool->interrupt);
+    if (gp__orphans_wanted(pool))
+        gp__orphans_close(pool->device, &pool->interrupt);
     return status;
 }
 
