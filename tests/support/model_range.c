@@ -26,34 +26,37 @@ static void mark(struct model *model, struct model_range *range, size_t page, bo
     model->used_bytes -= committed ? 0 : PAGE;
 }
 
-static void read_pages(const struct model_range *range, bool page[MODEL_PAGES])
+static void read_pages(const struct model *model, const struct model_range *range,
+                       bool page[MODEL_PAGES])
 {
     gp_interval parts[MODEL_PAGES];
-    size_t count = gp_range_committed(range->range, parts, MODEL_PAGES);
+    size_t count = gp_range_committed(range->range, parts, MODEL_PAGES), end = 0;
 
     CHECK(count <= MODEL_PAGES, "%zu intervals in %zu pages", count, range->pages);
-    for (size_t i = 0; i < MODEL_PAGES; i++)
-        page[i] = contains(parts, count, i);
-    for (size_t i = 1; i < count; i++)
-        CHECK(parts[i].offset > parts[i - 1].offset + parts[i - 1].bytes,
-              "committed intervals that touch, or are out of order");
+    memset(page, 0, MODEL_PAGES * sizeof *page);
+    for (size_t i = 0; i < count; i++) {
+        CHECK(i == 0 || parts[i].offset > end, "intervals that touch, or are out of order");
+        end = parts[i].offset + parts[i].bytes;
+        CHECK(end <= range->pages * PAGE, "committed beyond the end");
+        for (size_t p = parts[i].offset / PAGE; p < end / PAGE; p++)
+            page[p] = true;
+        CHECK(gp__sim_is_accessible(model->world->sim, range->va + parts[i].offset, parts[i].bytes),
+              "%zu bytes at offset %zu are committed and not mapped", parts[i].bytes,
+              parts[i].offset);
+    }
 }
 
 static void check_range(const struct model *model, const struct model_range *range,
                         const char *where)
 {
-    const struct world *world = model->world;
-    uintptr_t va = gp_range_address(range->range);
     bool page[MODEL_PAGES];
     size_t committed = 0;
 
-    read_pages(range, page);
+    read_pages(model, range, page);
     for (size_t i = 0; i < MODEL_PAGES; i++) {
         CHECK(page[i] == range->page[i], "%s: page %zu of a range is %scommitted", where, i,
               page[i] ? "" : "not ");
         committed += page[i] ? PAGE : 0;
-        CHECK(!page[i] || gp__sim_is_accessible(world->sim, va + i * PAGE, PAGE),
-              "%s: page %zu is committed and not mapped", where, i);
     }
     CHECK(gp_range_committed_bytes(range->range) == committed, "%s: committed bytes %zu, not %zu",
           where, gp_range_committed_bytes(range->range), committed);
@@ -178,7 +181,7 @@ static bool is_pinned(const struct model_range *range, const gp_interval *parts,
 {
     for (size_t p = 0; p < range->pin_count; p++)
         for (size_t i = 0; i < count; i++)
-            if (range->pin[p].bytes > 0 &&
+            if (range->pin[p].bytes > 0 && parts[i].bytes > 0 &&
                 range->pin[p].offset < parts[i].offset + parts[i].bytes &&
                 parts[i].offset < range->pin[p].offset + range->pin[p].bytes)
                 return true;
@@ -187,11 +190,12 @@ static bool is_pinned(const struct model_range *range, const gp_interval *parts,
 
 /* Whether the parts are decommitted now. They are all or none: also after an error, which may be about
  * waiting for memory that has left the range already. */
-static bool took_effect(const struct model_range *range, const gp_interval *parts, size_t count)
+static bool took_effect(const struct model *model, const struct model_range *range,
+                        const gp_interval *parts, size_t count)
 {
     bool page[MODEL_PAGES], all = true, none = true;
 
-    read_pages(range, page);
+    read_pages(model, range, page);
     for (size_t i = 0; i < range->pages; i++) {
         if (!range->page[i] || !contains(parts, count, i))
             continue;
@@ -211,7 +215,7 @@ static void note_decommit(struct model *model, struct model_range *range, const 
 
     CHECK(status != GP_ERR_PINNED || pinned, "a decommit of what is not pinned was refused");
     CHECK(status != GP_OK || !pinned, "exported memory was decommitted");
-    if (status != GP_OK && !(may_be_done && took_effect(range, parts, count)))
+    if (status != GP_OK && !(may_be_done && took_effect(model, range, parts, count)))
         return;
     for (size_t page = 0; page < range->pages; page++)
         if (contains(parts, count, page))
