@@ -201,17 +201,19 @@ static void sweep(enum mode mode)
     const char *only = getenv("GP_TEST_SCENARIO");
     bool wrong = false;
 
-    for (size_t i = 0; i < scenario_count; i++) {
-        const struct expectation *expected = expectation_of(&scenarios[i]);
+    for (size_t i = 0; i < scenario_count + range_scenario_count; i++) {
+        const struct scenario *scenario =
+            i < scenario_count ? &scenarios[i] : &range_scenarios[i - scenario_count];
+        const struct expectation *expected = expectation_of(scenario);
         uint64_t last, want = mode >= HEAP_ONCE ? expected->heap : expected->driver;
 
-        if (only != NULL && strcmp(only, scenarios[i].name) != 0)
+        if (only != NULL && strcmp(only, scenario->name) != 0)
             continue;
-        last = sweep_scenario(&scenarios[i], mode);
+        last = sweep_scenario(scenario, mode);
         if (check_environment("GP_TEST_FAULT", 0) != 0 || mode == FOR_EVER ||
             mode == HEAP_FOR_EVER || last == want)
             continue;
-        print_error("%s, %s: the largest n is %llu, fault_counts.h says %llu\n", scenarios[i].name,
+        print_error("%s, %s: the largest n is %llu, fault_counts.h says %llu\n", scenario->name,
                     mode_text[mode], (unsigned long long)last, (unsigned long long)want);
         wrong = true;
     }

@@ -4,7 +4,8 @@
  * exactly; how many calls there are is nobody's business here (fault_counts.h watches that).
  *
  * Mutations that this file catches: unmapping before the fence (a_trim_fences_waits_and_unmaps), a
- * release before the unmap, addresses freed with another size (a_close_frees_exact_addresses), a driver
+ * release before the unmap, addresses freed with another size (a_close_frees_exact_addresses), a fence for
+ * each interval of a decommit (a_decommit_of_many_parts_fences_once), a driver
  * call on the same-stream path (a_same_stream_reuse_calls_nothing).
  */
 #include "tests/support/world.h"
@@ -281,6 +282,113 @@ static void a_growth_asks_whether_its_stream_captures(void **state)
           "the question comes before the growth");
 }
 
+/* ---- ranges ---- */
+
+static gp_range *make_range(struct world *world)
+{
+    gp_range *range = NULL;
+
+    CHECK_OK(gp_range_create(world->pool, 8 * WORLD_PAGE, world->stream[0], &range, &world->error),
+             &world->error);
+    return range;
+}
+
+static void a_range_reserves_its_exact_size(void **state)
+{
+    struct world *world = *state;
+    gp_range *range = make_range(world);
+    size_t reserve = find(world, "reserve", 0, 0, 0, 0);
+
+    assert_int_equal(gp__sim_log_count(world->sim), 1);
+    assert_int_equal(read_line(world, reserve).bytes, 8 * WORLD_PAGE);
+    assert_int_equal(read_line(world, reserve).va, gp_range_address(range));
+    gp_range_release(range);
+    assert_int_equal(gp__sim_log_count(world->sim), 2); /* nothing was mapped: it goes at once */
+    CHECK(find(world, "free_address", 0, read_line(world, reserve).va, 0, 0) == 1, "in one piece");
+}
+
+/* Pages 1 and 2, and page 6: each hole's chunks are made and mapped in order, and opened as one run. */
+static void a_commit_of_two_holes_opens_two_runs(void **state)
+{
+    struct world *world = *state;
+    gp_range *range = make_range(world);
+    const gp_interval parts[] = {{6 * WORLD_PAGE, WORLD_PAGE}, {WORLD_PAGE, 2 * WORLD_PAGE}};
+    uintptr_t va = gp_range_address(range);
+    size_t first, second, last_map;
+
+    gp__sim_log_clear(world->sim);
+    CHECK_OK(gp_range_commit(range, parts, 2, NULL, NULL, &world->error), &world->error);
+    check_growth(world);
+    assert_int_equal(count(world, "create"), 3);
+    assert_int_equal(count(world, "set_access"), 2);
+    assert_int_equal(count(world, "reserve"), 0);
+    first = find(world, "set_access", 0, va + WORLD_PAGE, 0, 0);
+    second = find(world, "set_access", 0, va + 6 * WORLD_PAGE, 0, 0);
+    last_map = find(world, "map", 0, va + 6 * WORLD_PAGE, 0, 0);
+    CHECK(first != SIZE_MAX && second != SIZE_MAX && last_map < first,
+          "every chunk is mapped before the first is opened");
+    assert_int_equal(read_line(world, first).bytes, 2 * WORLD_PAGE);
+    assert_int_equal(read_line(world, second).bytes, WORLD_PAGE);
+    CHECK(find(world, "map", 0, va + WORLD_PAGE, 0, 0) <
+              find(world, "map", 0, va + 2 * WORLD_PAGE, 0, 0),
+          "chunks are mapped by address");
+    gp_range_release(range);
+}
+
+/* Three parts in use by one stream: one fence and one wait for all, then each is unmapped and released. */
+static void a_decommit_of_many_parts_fences_once(void **state)
+{
+    struct world *world = *state;
+    gp_range *range = make_range(world);
+    const gp_interval all = {0, 8 * WORLD_PAGE};
+    const gp_interval parts[] = {
+        {5 * WORLD_PAGE, WORLD_PAGE}, {0, WORLD_PAGE}, {2 * WORLD_PAGE, 2 * WORLD_PAGE}};
+    size_t fence, wait, unmap;
+
+    CHECK_OK(gp_range_commit(range, &all, 1, NULL, NULL, &world->error), &world->error);
+    world_launch(world, 0, gp_range_address(range), 8 * WORLD_PAGE);
+    gp__sim_log_clear(world->sim);
+    CHECK_OK(gp_range_decommit(range, parts, 3, NULL, 0, NULL, &world->error), &world->error);
+    assert_int_equal(count(world, "event_record"), 1);
+    assert_int_equal(count(world, "event_wait"), 1);
+    assert_int_equal(count(world, "unmap"), 4);
+    fence = find(world, "event_record", 0, 0, 0, 0);
+    wait = find(world, "event_wait", 0, 0, 0, fence);
+    unmap = find(world, "unmap", 0, 0, 0, 0);
+    CHECK(fence < wait && wait < unmap, "the fence, the wait, then the first unmap");
+    for (size_t i = unmap; i != SIZE_MAX; i = find(world, "unmap", 0, 0, 0, i + 1))
+        assert_int_equal(read_line(world, i).bytes, WORLD_PAGE);
+    check_shrinkage(world);
+    gp_range_release(range);
+}
+
+/* The pages go first, each with its exact size, and the addresses behind the last of them. */
+static void a_closed_range_unmaps_before_it_frees(void **state)
+{
+    struct world *world = *state;
+    gp_range *range = make_range(world);
+    const gp_interval parts[] = {{0, 2 * WORLD_PAGE}, {7 * WORLD_PAGE, WORLD_PAGE}};
+    uintptr_t va = gp_range_address(range);
+    size_t freed;
+
+    CHECK_OK(gp_range_commit(range, parts, 2, NULL, NULL, &world->error), &world->error);
+    world_launch(world, 0, va, WORLD_PAGE);
+    gp__sim_log_clear(world->sim);
+    CHECK_OK(gp_range_close(range, NULL, &world->error), &world->error);
+    CHECK(count(world, "unmap") == 0 && count(world, "event_wait") == 0, "closing waited");
+    CHECK_OK(gp_pool_drain(world->pool, &world->error), &world->error);
+    freed = find(world, "free_address", 0, va, 0, 0);
+    CHECK(freed != SIZE_MAX, "the addresses stay");
+    assert_int_equal(read_line(world, freed).bytes, 8 * WORLD_PAGE);
+    assert_int_equal(count(world, "free_address"), 1);
+    assert_int_equal(count(world, "unmap"), 3);
+    CHECK(find(world, "unmap", 0, 0, 0, freed) == SIZE_MAX, "an unmap behind the free");
+    CHECK(find(world, "event_wait", 0, 0, 0, 0) < find(world, "unmap", 0, 0, 0, 0),
+          "unmapped before the owner was waited for");
+    check_shrinkage(world);
+    gp_range_release(range);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -293,6 +401,10 @@ int main(void)
         TEST(a_close_frees_exact_addresses),
         TEST(a_failed_map_is_undone_in_order),
         TEST(a_growth_asks_whether_its_stream_captures),
+        TEST(a_range_reserves_its_exact_size),
+        TEST(a_commit_of_two_holes_opens_two_runs),
+        TEST(a_decommit_of_many_parts_fences_once),
+        TEST(a_closed_range_unmaps_before_it_frees),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

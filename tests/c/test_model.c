@@ -199,6 +199,10 @@ static bool op_record_stream(void)
     return true;
 }
 
+#include "model_range_ops.h"
+
+/* ---- time and memory ---- */
+
 static bool op_complete(void)
 {
     int s = random_stream();
@@ -291,6 +295,11 @@ static bool op_forget(void)
         if (run.model.blocks[i].stream == s)
             run.model.blocks[i].stream = -1;
     }
+    for (size_t i = 0; i < MODEL_RANGES; i++) {
+        run.model.ranges[i].users &= ~(1u << s);
+        if (run.model.ranges[i].stream == s)
+            run.model.ranges[i].stream = -1;
+    }
     return true;
 }
 
@@ -336,6 +345,14 @@ static const struct operation {
     {"free", op_free, 330},
     {"launch", op_launch, 120},
     {"record_stream", op_record_stream, 40},
+    {"range_create", op_range_create, 12},
+    {"range_close", op_range_close, 4},
+    {"commit", op_commit, 70},
+    {"decommit", op_decommit, 50},
+    {"resize", op_resize, 20},
+    {"range_use", op_range_use, 60},
+    {"pin", op_pin, 12},
+    {"unpin", op_unpin, 20},
     {"complete", op_complete, 90},
     {"trim", op_trim, 8},
     {"trim_no_wait", op_trim_no_wait, 12},

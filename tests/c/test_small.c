@@ -3,8 +3,9 @@
  * Plan items 9 and 10: every sequence of operations in a tiny geometry, and every order in which the
  * streams of pending frees can complete. Small enough to be complete where test_model.c is random.
  *
- * Sequences run to depth 5 (7 with GP_TEST_LONG=1); one that reaches a state seen before is not
- * continued. GP_TEST_SEQUENCE="3,1,4" replays one.
+ * Sequences run to depth 5, those on a range to 6 (7 with GP_TEST_LONG=1); one that reaches a state seen before is not
+ * continued. There are two alphabets: operations on blocks, and those on one tiny range.
+ * GP_TEST_SEQUENCE="3,1,4" replays one of the first, GP_TEST_RANGE_SEQUENCE one of the second.
  *
  * Mutations that this file catches: removing the ticket check (orders_of_completion_and_reuse), removing
  * the wait (all_sequences, by a violation), reaping what has not passed (orders_of_completion_and_reaping).
@@ -172,7 +173,27 @@ static void (*const operations[])(void) = {
     refuse_next,
     forget_b,
 };
-#define OPERATION_COUNT (sizeof operations / sizeof *operations)
+#include "small_range_ops.h"
+
+/* What a search is made of. */
+static const struct alphabet {
+    const char *variable; /* of the environment, that replays a sequence */
+    void (*const *operations)(void);
+    size_t count;
+    void (*begin)(void); /* what every sequence begins with; NULL: nothing */
+    struct world_options options;
+} of_blocks = {"GP_TEST_SEQUENCE",
+               operations,
+               sizeof operations / sizeof *operations,
+               NULL,
+               {.memory_bytes = 6 * MIB, .chunk_size = 2 * MIB, .address_space = 10 * MIB}},
+  of_ranges = {"GP_TEST_RANGE_SEQUENCE",
+               range_operations,
+               sizeof range_operations / sizeof *range_operations,
+               close_or_create,
+               {.memory_bytes = 10 * MIB, .address_space = 4 * MIB, .device_addresses = 24 * MIB}};
+
+static const struct alphabet *alphabet;
 
 static uint64_t mix(uint64_t hash, uint64_t value)
 {
@@ -180,8 +201,38 @@ static uint64_t mix(uint64_t hash, uint64_t value)
     return hash ^ (hash >> 29);
 }
 
-/* What decides the pool's future: spans with who may still use them, what is retiring, pending work.
- * Tickets count only by whether a fence that covers them was recorded and has passed. */
+static uint64_t mix_segment(uint64_t hash, const gp_pool *pool, const struct gp__segment *segment)
+{
+    for (const struct gp__span *span = segment->first; span != NULL; span = span->next) {
+        struct gp__owners owners = span->owners;
+
+        hash = mix(hash, span->va - segment->va);
+        hash = mix(hash, (uint64_t)span->state);
+        hash = mix(hash, span->state == GP_SPAN_USED
+                             ? owners.slots
+                             : gp__timeline_remaining(&pool->timeline, owners).slots);
+        for (const gp_stream *s = pool->timeline.streams; s != NULL; s = s->next)
+            hash = mix(hash, s->recorded >= owners.ticket);
+    }
+    for (uintptr_t va = segment->va; va < segment->va + segment->bytes; va += pool->page) {
+        const struct gp__mapping *mapping = gp__mapping_at(pool, segment, va);
+
+        hash = mix(hash, mapping == NULL ? 1 : mapping->retired.va - segment->va);
+    }
+    return hash;
+}
+
+static uint64_t mix_range(uint64_t hash, const gp_pool *pool, const gp_range *range)
+{
+    hash = mix(hash, range->closed * 2u + (range->pins != NULL));
+    hash = mix(hash, range->slots);
+    hash = mix(hash, pool->timeline.unknown_passed >= range->unpinned);
+    hash = mix(hash, range->size);
+    return mix_segment(hash, pool, range->segment);
+}
+
+/* What decides the pool's future: spans with who may still use them, chunks, what is retiring, pending
+ * work. Tickets count only by whether a fence that covers them was recorded and has passed. */
 static uint64_t state_hash(void)
 {
     gp_pool *pool = small.world.pool;
@@ -189,30 +240,24 @@ static uint64_t state_hash(void)
 
     for (const struct gp__segment *segment = pool->segments; segment != NULL;
          segment = segment->next)
-        for (const struct gp__span *span = segment->first; span != NULL; span = span->next) {
-            struct gp__owners owners = span->owners;
-
-            hash = mix(hash, span->va - segment->va);
-            hash = mix(hash, (uint64_t)span->state);
-            hash = mix(hash, span->state == GP_SPAN_USED
-                                 ? owners.slots
-                                 : gp__timeline_remaining(&pool->timeline, owners).slots);
-            for (const gp_stream *s = pool->timeline.streams; s != NULL; s = s->next)
-                hash = mix(hash, s->recorded >= owners.ticket);
-        }
+        hash = mix_segment(hash, pool, segment);
+    for (const gp_range *range = pool->ranges; range != NULL; range = range->next)
+        hash = mix_range(hash, pool, range);
     for (const struct gp__retired *item = pool->retiring; item != NULL; item = item->next)
         hash = mix(hash, gp__timeline_remaining(&pool->timeline, item->owners).slots);
     for (int s = 0; s < 2; s++)
         hash = mix(hash, gp__sim_pending(small.world.sim, small.world.handle[s]));
     for (size_t i = 0; i < small.model.count; i++)
         hash = mix(hash, small.model.blocks[i].recorded);
+    hash = mix(hash, small.model.ranges[0].users);
     return mix(hash, pool->mapped_bytes);
 }
 
 static void describe(const unsigned char *sequence, size_t length)
 {
-    char line[200] = "GP_TEST_SEQUENCE=";
+    char line[200];
 
+    snprintf(line, sizeof line, "%s=", alphabet->variable);
     for (size_t i = 0; i < length; i++)
         snprintf(line + strlen(line), sizeof line - strlen(line), "%s%d", i == 0 ? "" : ",",
                  (int)sequence[i]);
@@ -223,19 +268,19 @@ static void describe(const unsigned char *sequence, size_t length)
 /* Replays a sequence in a fresh world, checking after each step; returns the state it ends in. */
 static uint64_t replay(const unsigned char *sequence, size_t length)
 {
-    struct world_options options = {
-        .memory_bytes = 6 * MIB, .chunk_size = 2 * MIB, .address_space = 10 * MIB};
     uint64_t hash;
 
     memset(&small, 0, sizeof small);
     describe(sequence, length);
-    world_begin(&small.world, &options);
+    world_begin(&small.world, &alphabet->options);
     gp__sim_log_enable(small.world.sim, false);
     small.world.refuse = refuse_once;
     world_open(&small.world);
     model_begin(&small.model, &small.world);
+    if (alphabet->begin != NULL)
+        alphabet->begin();
     for (size_t i = 0; i < length; i++)
-        operations[sequence[i]]();
+        alphabet->operations[sequence[i]]();
     model_check(&small.model, "after the last operation");
     hash = state_hash();
     model_end(&small.model);
@@ -283,7 +328,7 @@ static void push(struct search *search, const struct node *node)
 static void deepen(struct search *search, size_t depth)
 {
     for (size_t i = 0; i < search->now_count; i++)
-        for (size_t o = 0; o < OPERATION_COUNT; o++) {
+        for (size_t o = 0; o < alphabet->count; o++) {
             struct node node = search->now[i];
 
             node.sequence[depth] = (unsigned char)o;
@@ -299,7 +344,7 @@ static void deepen(struct search *search, size_t depth)
 
 static bool replay_from_environment(void)
 {
-    const char *text = getenv("GP_TEST_SEQUENCE");
+    const char *text = getenv(alphabet->variable);
     unsigned char sequence[64];
     size_t length = 0;
 
@@ -308,19 +353,18 @@ static bool replay_from_environment(void)
     while (*text != '\0' && length < sizeof sequence) {
         char *end;
 
-        sequence[length++] = (unsigned char)(strtoul(text, &end, 10) % OPERATION_COUNT);
+        sequence[length++] = (unsigned char)(strtoul(text, &end, 10) % alphabet->count);
         text = *end == ',' ? end + 1 : end;
     }
     replay(sequence, length);
     return true;
 }
 
-static void all_sequences(void **state)
+static void search_all(const struct alphabet *which, size_t depth)
 {
     struct search search = {.seen_room = 1u << 23};
-    size_t depth = check_environment("GP_TEST_LONG", 0) != 0 ? 7 : 5;
 
-    (void)state;
+    alphabet = which;
     if (replay_from_environment())
         return;
     search.seen = calloc(search.seen_room, sizeof *search.seen);
@@ -334,6 +378,18 @@ static void all_sequences(void **state)
     free(search.now);
     free(search.seen);
     check_context(NULL);
+}
+
+static void all_sequences(void **state)
+{
+    (void)state;
+    search_all(&of_blocks, check_environment("GP_TEST_LONG", 0) != 0 ? 7 : 5);
+}
+
+static void all_sequences_on_a_range(void **state)
+{
+    (void)state;
+    search_all(&of_ranges, check_environment("GP_TEST_LONG", 0) != 0 ? 7 : 6);
 }
 
 /* ---- all orders of completion ---- */
@@ -472,6 +528,7 @@ int main(void)
         cmocka_unit_test(orders_of_completion_and_reaping),
         cmocka_unit_test(orders_of_completion_and_reuse),
         cmocka_unit_test(all_sequences),
+        cmocka_unit_test(all_sequences_on_a_range),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,12 +19,15 @@ void model_begin(struct model *model, struct world *world)
 
 void model_end(struct model *model)
 {
+    model_ranges_end(model);
     free(model->blocks);
     memset(model, 0, sizeof *model);
 }
 
 void model_clear(struct model *model)
 {
+    for (size_t i = 0; i < MODEL_RANGES; i++)
+        model_range_forget(model, &model->ranges[i]);
     model->count = 0;
     model->used_bytes = 0;
 }
@@ -168,5 +171,6 @@ void model_check(const struct model *model, const char *where)
     CHECK(stats.peak_used_bytes >= stats.used_bytes &&
               stats.peak_physical_bytes >= stats.physical_bytes,
           "%s: a peak is below the present", where);
+    model_check_ranges(model, where);
     CHECK(checker_compare(model->world, message, sizeof message), "%s: %s", where, message);
 }

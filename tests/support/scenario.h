@@ -11,7 +11,8 @@
 enum {
     SCENARIO_SHRINKS = 1, /* a failed act may have given idle memory back (V3) */
     SCENARIO_CLOSES = 2, /* the act closes the pool: after a failure it takes no more work */
-    SCENARIO_RETURNS = 4 /* the act may have put chunks back partly: retiring or returned */
+    SCENARIO_RETURNS = 4, /* the act may have put chunks back partly: retiring or returned */
+    SCENARIO_DECOMMITS = 8 /* memory of a range may have left it although waiting for it failed */
 };
 
 struct scenario_run {
@@ -34,6 +35,8 @@ struct scenario {
 
 extern const struct scenario scenarios[];
 extern const size_t scenario_count;
+extern const struct scenario range_scenarios[]; /* scenario_range.c */
+extern const size_t range_scenario_count;
 
 /* Makes the world and prepares it. */
 void scenario_begin(struct scenario_run *run, const struct scenario *scenario);
