@@ -50,27 +50,36 @@ if wants c; then
     rows+=("C suites=$BUILD/results/c.xml")
 fi
 
-# gpu_suite NAME FOLDER [OPTION...]: the GPU suite over the package in FOLDER.
-gpu_suite() {
-    local name=$1 folder=$2
-    shift 2
-    step "GPU suite, $name"
-    PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=$folder timeout --signal=ABRT 420 "$PYTHON" -X faulthandler -m pytest tests/gpu \
-        -o addopts= -o norecursedirs= -o faulthandler_timeout=90 -p no:cacheprovider \
-        --strict-markers --strict-config -m gpu -ra --durations=5 \
+# python_suite TITLE NAME FOLDER [PYTEST OPTION...]: a suite over the package in FOLDER.
+python_suite() {
+    local title=$1 name=$2 folder=$3
+    shift 3
+    step "$title"
+    PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=$folder timeout --signal=ABRT 420 "$PYTHON" \
+        -X faulthandler -m pytest -o addopts= -o norecursedirs= -o faulthandler_timeout=90 \
+        -p no:cacheprovider --strict-markers --strict-config -ra --durations=5 \
         --junitxml="$BUILD/results/$name.xml" "$@" || failed=1
-    rows+=("GPU suite, $name=$BUILD/results/$name.xml")
+    rows+=("$title=$BUILD/results/$name.xml")
+}
+
+# suites NAME FOLDER DEVICES [OPTION...]: what only a GPU can show, and the contract of every device.
+suites() {
+    local name=$1 folder=$2 devices=$3
+    shift 3
+    python_suite "GPU suite, $name" "$name" "$folder" tests/gpu -m gpu "$@"
+    python_suite "contract, $name" "contract-$name" "$folder" tests/contract -m contract \
+        --contract-devices "$devices"
 }
 
 # Once with the lock witness and the assertions of the testing build, once as users install it.
-! wants testing || gpu_suite testing "$BUILD/testing/python" "$@"
+! wants testing || suites testing "$BUILD/testing/python" host,sim,cuda:0 "$@"
 if wants package || wants bench; then
     step "installing the package"
     rm -rf "$BUILD/package"
     "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-index --no-build-isolation \
         --no-deps --target "$BUILD/package" . || die "pip install failed"
 fi
-! wants package || gpu_suite package "$BUILD/package" "$@"
+! wants package || suites package "$BUILD/package" host,cuda:0 "$@"
 
 if wants bench; then
     step "first light"

@@ -171,7 +171,7 @@ gp__sim *gp__sim_of(gp_device *device)
 
 static gp_status open_registered(int ordinal, gp_device **out, gp_error *error)
 {
-    struct gp__sim_options options = {.ordinal = ordinal, .address_bytes = (size_t)64 << 40};
+    struct gp__sim_options options = {.ordinal = ordinal, .address_bytes = (size_t)16 << 40};
     gp__sim *sim = gp__sim_create(&options);
 
     if (sim == NULL)

@@ -68,7 +68,7 @@ void gp__sim_destroy(gp__sim *sim);
 gp_device *gp__sim_device(gp__sim *sim);
 gp__sim *gp__sim_of(gp_device *device);
 /* Registers an opener so that gp_device_open(GP_DEVICE_SIM, n) makes and keeps one with defaults, but for
- * 64 TiB of addresses: many pools share it. */
+ * 16 TiB of addresses: many pools share it. */
 void gp__sim_register(void);
 
 typedef void (*gp__sim_violation_handler)(void *context, const char *message);
