@@ -23,7 +23,13 @@ import pytest
 from cuda_driver import Gpu, Latch
 from gpu_kit import MIB, Supplier, wait_until
 
-pytestmark = pytest.mark.gpu
+# What the libraries say of their own on import is not about growpool.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 COUNT = MIB  # float32 elements
 SIZE = 4 * COUNT
