@@ -25,12 +25,12 @@ def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_example_in_the_readme_runs() -> None:
+def test_the_examples_in_the_readme_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
     assert blocks
     for block in blocks:
         done = run("-c", block)
-        assert "limit" in done.stdout
+        assert re.search("limit|released_bytes", done.stdout)
         assert done.stderr == ""
 
 

@@ -25,16 +25,6 @@ PyObject *ext_buffer_allocate(struct pool_object *pool, size_t size, PyObject *s
     return (PyObject *)self;
 }
 
-int ext_buffer_memory(PyObject *object, uintptr_t *address, size_t *size)
-{
-    struct memory_object *self = (struct memory_object *)object;
-    if (ext_memory_check_open(self) < 0)
-        return -1;
-    *address = self->address;
-    *size = self->size;
-    return 0;
-}
-
 /* A block shares its chunks with others: what is its own is its bytes, in units of GP_ALIGNMENT. */
 static PyObject *buffer_get_physical_bytes(struct memory_object *self, void *unused)
 {

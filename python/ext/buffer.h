@@ -9,7 +9,5 @@
 
 /* pool.allocate(): a new Buffer, or NULL with an exception. */
 PyObject *ext_buffer_allocate(struct pool_object *pool, size_t size, PyObject *stream);
-/* Address and size of a live growpool.Buffer; -1 with PoolStateError when it is closed. */
-int ext_buffer_memory(PyObject *object, uintptr_t *address, size_t *size);
 
 #endif

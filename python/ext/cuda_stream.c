@@ -7,10 +7,10 @@
 
 #include "../../backing/cuda_stream.h"
 #include "args.h"
-#include "buffer.h"
 #include "call.h"
 #include "errors.h"
 #include "gate.h"
+#include "memory.h"
 
 #include <stdbool.h>
 #include <time.h>
@@ -153,21 +153,27 @@ static PyObject *cuda_stream_synchronize(struct cuda_stream_object *self, PyObje
     Py_RETURN_NONE;
 }
 
-/* An address and how many bytes lie there: an int, or a growpool.Buffer. */
+/* An address and how many bytes lie there: an int, or growpool memory. */
 static int parse_memory(struct module_state *state, PyObject *object, const char *what,
                         uintptr_t *address, size_t *size)
 {
+    struct memory_object *memory = ext_memory_of(state, object);
+    struct ext_part part;
     *size = (size_t)PY_SSIZE_T_MAX;
-    if (Py_IS_TYPE(object, state->buffer_type))
-        return ext_buffer_memory(object, address, size);
-    return ext_address(object, what, address);
+    if (memory == NULL)
+        return ext_address(object, what, address);
+    if (ext_memory_whole(memory, &part) < 0)
+        return -1;
+    *address = part.address;
+    *size = part.bytes;
+    return 0;
 }
 
 static int check_fits(size_t size, size_t available)
 {
     if (size <= available)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%zu bytes do not fit into a buffer of %zu", size, available);
+    PyErr_Format(PyExc_ValueError, "%zu bytes do not fit into memory of %zu", size, available);
     return -1;
 }
 
@@ -184,7 +190,7 @@ PyDoc_STRVAR(
     "fill($self, /, to, value, size)\n--\n\n"
     "Enqueue: set `size` bytes at `to` to `value`.\n\n"
     "Parameters\n----------\n"
-    "to : int or Buffer\n    Device memory; it must stay allocated until the work is done.\n"
+    "to : int or memory object\n    Device memory; it must stay allocated until the work is done.\n"
     "value : int\n    0 to 255.\n"
     "size : int or str\n    Bytes.\n\n"
     "Raises\n------\nValueError, TypeError, OverflowError\n    A wrong argument.\n"
@@ -215,16 +221,16 @@ static PyObject *cuda_stream_fill(struct cuda_stream_object *self, PyTypeObject 
     return end_work(self, status, &error);
 }
 
-PyDoc_STRVAR(
-    copy_doc,
-    "copy($self, /, to, source, size)\n--\n\n"
-    "Enqueue: copy `size` bytes between any two addresses that CUDA knows.\n\n"
-    "Parameters\n----------\n"
-    "to, source : int or Buffer\n    Device or host memory; it must stay until the work is done.\n"
-    "size : int or str\n    Bytes.\n\n"
-    "Raises\n------\nValueError, TypeError, OverflowError\n    A wrong argument.\n"
-    "DriverError\n    The driver refused.\n\n"
-    "Notes\n-----\nAny thread. A copy from pageable host memory may wait.");
+PyDoc_STRVAR(copy_doc,
+             "copy($self, /, to, source, size)\n--\n\n"
+             "Enqueue: copy `size` bytes between any two addresses that CUDA knows.\n\n"
+             "Parameters\n----------\n"
+             "to, source : int or memory object\n    Device or host memory; it must stay until the "
+             "work is done.\n"
+             "size : int or str\n    Bytes.\n\n"
+             "Raises\n------\nValueError, TypeError, OverflowError\n    A wrong argument.\n"
+             "DriverError\n    The driver refused.\n\n"
+             "Notes\n-----\nAny thread. A copy from pageable host memory may wait.");
 
 static PyObject *cuda_stream_copy(struct cuda_stream_object *self, PyTypeObject *defining,
                                   PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -27,6 +27,26 @@ with growpool.Pool("host", alloc=alloc, free=free, limit="256 MiB", name="demo")
 assert not taken
 """
 
+GROWING = """\
+import growpool, numpy as np
+with growpool.Pool("host") as pool:
+    g = pool.growable("64 GiB")                   # one address for good; growing copies nothing
+    g.resize("1 MiB"); a = np.from_dlpack(g.view((256, 1024), "float32")); a[:] = 1
+    g.resize("1 GiB"); assert a[0, 0] == 1        # the array is still right where it was
+    del a; print(g.resize(0))                     # released_bytes and kept_bytes
+    r = pool.range("64 GiB"); page = r.granularity    # memory only where you commit it
+    r.commit_many([(0, page), (99 * page, page)]); r.fill(0)
+    r.copy_from(b"hello", offset=99 * page); out = bytearray(5)
+    r.copy_to(out, offset=99 * page); assert out == b"hello"
+    print(r.decommit(0, page), r.committed)
+"""
+
+
+def test_growing() -> None:
+    resized, decommitted = run_quietly(GROWING).splitlines()
+    assert resized == f"growpool.ReleaseResult(released_bytes={1024 * MIB}, kept_bytes=0)"
+    assert decommitted.endswith(f"kept_bytes=0) [({99 * 2 * MIB}, {2 * MIB})]")
+
 
 def test_example() -> None:
     output = run_quietly(EXAMPLE)
@@ -37,10 +57,11 @@ def test_example() -> None:
     assert "physical_bytes=0" in stats
 
 
-def test_readme_shows_this_example() -> None:
+def test_readme_shows_both_examples() -> None:
     readme = pathlib.Path(__file__).parents[2] / "README.md"
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     assert EXAMPLE in blocks
+    assert GROWING in blocks
 
 
 def test_import_touches_no_driver() -> None:

@@ -114,3 +114,49 @@ def test_a_handler_inside_a_wait_cannot_wait_for_it(inner: str) -> None:
             signal.signal(signal.SIGALRM, before)
     assert len(answers) == 1 and isinstance(answers[0], RuntimeError)
     assert "signal handler" in str(answers[0])
+
+
+@pytest.mark.parametrize("operation", ["resize", "decommit"])
+def test_a_signal_ends_the_wait_of_a_shrink(
+    supplier: Supplier, alarm: Callable[[float], None], operation: str
+) -> None:
+    """The size is the new one then, and what was waited for goes back later."""
+    release = threading.Event()
+    stream = growpool.host.Stream()
+    with growpool.Pool("host", backing=supplier) as pool:
+        growable, sparse = pool.growable(PAGE, stream=stream), pool.range(PAGE, stream=stream)
+        if operation == "resize":
+            growable.resize(PAGE)
+        else:
+            sparse.commit(0, PAGE)
+        stream.submit(lambda: release.wait(30))
+        alarm(0.1)
+        with pytest.raises(Alarm):
+            if operation == "resize":
+                growable.resize(0)
+            else:
+                sparse.decommit(0, PAGE)
+        assert (growable.size, sparse.committed) == (0, [])
+        assert supplier.out_bytes == PAGE == pool.stats.retiring_bytes
+        release.set()
+        stream.synchronize()
+        pool.drain()
+        assert supplier.out == []
+
+
+def test_a_signal_ends_the_wait_in_front_of_a_copy(alarm: Callable[[float], None]) -> None:
+    """Nothing was copied, and the memory is not pinned any more."""
+    release = threading.Event()
+    stream = growpool.host.Stream()
+    with growpool.Pool("host") as pool:
+        buffer = pool.allocate(4, stream=stream)
+        stream.submit(lambda: release.wait(30))
+        source = bytearray(b"late")
+        alarm(0.1)
+        with pytest.raises(Alarm):
+            buffer.copy_from(source)
+        source += b"!"  # BufferError while it is exported
+        release.set()
+        stream.synchronize()
+        assert bytes(memoryview(buffer)) != b"late"
+        buffer.close()
