@@ -387,6 +387,33 @@ static void every_failure_of_a_first_captured_block_is_undone(void **state)
     }
 }
 
+/* From the n-th call on everything fails: what the driver would not undo is counted, the rest is back. */
+static void a_driver_that_fails_for_ever_leaves_what_is_counted(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1;; n++) {
+        char message[400];
+        uintptr_t va = 0;
+        world_begin(&world, &(struct world_options){.chunk_size = 2 * MIB});
+        world_open(&world);
+        begin(0);
+        gp__sim_fail_at(world.sim, n, true);
+        gp_status status = gp_pool_malloc(world.pool, 3 * MIB, world.stream[0], 0, &va, NULL);
+        uint64_t fired = gp__sim_faults_fired(world.sim);
+        gp__sim_fail_at(world.sim, 0, false);
+        CHECK(gp__pool_check(world.pool, message, sizeof message), "n %llu: %s",
+              (unsigned long long)n, message);
+        gp_pool_stats stats = world_stats(&world);
+        assert_int_equal(status == GP_OK, fired == 0);
+        if (status != GP_OK)
+            assert_int_equal(stats.physical_bytes, stats.abandoned_bytes + stats.unreturned_bytes);
+        gp__sim_graph_destroy(world.sim, end(0));
+        world_abandon(&world);
+        if (fired == 0)
+            break;
+    }
+}
+
 static void no_host_memory_for_an_arena_changes_nothing(void **state)
 {
     (void)state;
@@ -429,6 +456,7 @@ int main(void)
         REAPER_TEST(what_unknown_users_leave_goes_with_the_next_explicit_call),
         TEST(an_abandoned_block_ends_with_its_last_pin),
         TEST(every_failure_of_a_first_captured_block_is_undone),
+        cmocka_unit_test(a_driver_that_fails_for_ever_leaves_what_is_counted),
         TEST(no_host_memory_for_an_arena_changes_nothing),
     };
 
