@@ -285,11 +285,11 @@ static gp_status wait_recorders(struct gp__timeline *timeline, gp_stream *stream
         status = sleep_a_little(timeline, interrupt, error);
     enum gp__stream_state before = stream->state;
     if (status == GP_NOT_READY && before != GP__STREAM_FORGOTTEN) {
-        stream->state = GP__STREAM_LEAVING;
+        gp__stream_set_state(stream, GP__STREAM_LEAVING);
         while (stream->recording > 0 && status == GP_NOT_READY)
             status = sleep_a_little(timeline, interrupt, error);
         if (status != GP_NOT_READY)
-            stream->state = before;
+            gp__stream_set_state(stream, before);
     }
     gp__mutex_unlock(timeline->lock);
     return status == GP_NOT_READY ? GP_OK : status;
@@ -305,7 +305,7 @@ static void unlink_stream(struct gp__timeline *timeline, gp_stream *stream)
     }
     int slot = stream->slot;
     gp__timeline_unlink(timeline, stream);
-    stream->state = GP__STREAM_FORGOTTEN;
+    gp__stream_set_state(stream, GP__STREAM_FORGOTTEN);
     timeline->passes++;
     if (slot != GP__SLOT_NONE)
         gp__fence_update_slot(timeline, slot);
