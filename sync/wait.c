@@ -242,10 +242,11 @@ gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_s
         status = gp__fence_record(timeline, from, error);
     struct gp__fence *fence = status == GP_OK ? latest_fence(from) : NULL;
     if (status == GP_OK && from->state == GP__STREAM_GONE)
-        status = gp_error_set(error, GP_ERR_ARGUMENT,
-                              "stream %#zx was destroyed, and its handle names another one now: its "
-                              "work cannot be waited for in a stream",
-                              (size_t)from->key.handle);
+        status =
+            gp_error_set(error, GP_ERR_ARGUMENT,
+                         "stream %#zx was destroyed, and its handle names another one now: its "
+                         "work cannot be waited for in a stream",
+                         (size_t)from->key.handle);
     if (fence == NULL || status != GP_OK) {
         gp__mutex_unlock(timeline->lock);
         return status;

@@ -281,8 +281,8 @@ static struct gp__owners earlier_owners(const gp_range *range, const gp_interval
             uintptr_t stop = span->va + span->bytes;
             if (mapping != NULL) {
                 stop = mapping->retired.va + mapping->retired.bytes;
-                gone = (mapping == last ? gone : 0) +
-                       committed_in(range, va, stop < end ? stop : end);
+                gone =
+                    (mapping == last ? gone : 0) + committed_in(range, va, stop < end ? stop : end);
                 last = mapping;
                 if (gone == mapping->live)
                     all = gp__owners_merge(all, gp__retire_owners_of(pool, mapping));
