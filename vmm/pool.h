@@ -234,8 +234,6 @@ void gp__pool_leave(gp_pool *pool);
 gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error);
 /* GP_ERR_ARGUMENT for a stream of another pool. */
 gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error);
-/* The same for a stream that new work is for: it must not be forgotten either. */
-gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream, gp_error *error);
 /* Looks at fences and refiles what has passed. lock: dropped. */
 void gp__pool_poll(gp_pool *pool);
 /* Records the fences of thread-bound streams on the thread that freed. Best effort: without a fence the

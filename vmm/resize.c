@@ -103,8 +103,6 @@ static gp_status commit(gp_range *range, const gp_interval *parts, size_t count,
     gp_status status = gp__range_check_open(range, error);
     gp__mutex_unlock(&pool->lock);
     if (status == GP_OK)
-        status = gp__pool_check_live(pool, stream, error);
-    if (status == GP_OK)
         status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
     growth.taker = capturing ? NULL : stream;
     if (status == GP_OK && count > 0)

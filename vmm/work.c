@@ -34,13 +34,10 @@ static gp_status end(struct visit *visit, gp_status status)
     return status;
 }
 
-/* The stream may take work, and the addresses are some. */
-static gp_status check_work(const gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes,
-                            const gp_stream *stream, gp_error *error)
+static gp_status check_addresses(uintptr_t to, uintptr_t from, size_t bytes, gp_error *error)
 {
-    gp_status status = gp__pool_check_live(pool, stream, error);
-    if (status != GP_OK || bytes == 0 || (to != 0 && from != 0))
-        return status;
+    if (bytes == 0 || (to != 0 && from != 0))
+        return GP_OK;
     return gp_error_set(error, GP_ERR_ARGUMENT,
                         "%zu bytes at address 0: an empty block has no memory to copy or fill",
                         bytes);
@@ -50,7 +47,7 @@ gp_status gp_pool_copy(gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes
                        gp_error *error)
 {
     struct visit visit;
-    gp_status status = check_work(pool, to, from, bytes, stream, error);
+    gp_status status = check_addresses(to, from, bytes, error);
     if (status == GP_OK)
         status = begin(&visit, pool, stream, error);
     if (status != GP_OK)
@@ -64,7 +61,7 @@ gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigned char 
                        gp_stream *stream, gp_error *error)
 {
     struct visit visit;
-    gp_status status = check_work(pool, to, to, bytes, stream, error);
+    gp_status status = check_addresses(to, to, bytes, error);
     if (status == GP_OK)
         status = begin(&visit, pool, stream, error);
     if (status != GP_OK)
@@ -88,7 +85,7 @@ gp_status gp_pool_synchronize(gp_pool *pool, gp_stream *stream, bool whole, gp_e
 gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *error)
 {
     struct visit visit;
-    gp_status status = gp__pool_check_live(pool, to, error);
+    gp_status status = gp__pool_check_stream(pool, to, error);
     if (status == GP_OK)
         status = begin(&visit, pool, from, error);
     if (status != GP_OK)

@@ -207,26 +207,7 @@ static void forgotten_streams_leave_a_range(void **state)
     CHECK_OK(gp_pool_drain(world.pool, &world.error), &world.error);
 }
 
-/* A stream that was forgotten may be destroyed: nobody asks the device about it any more. */
-static void a_commit_for_a_forgotten_stream_is_refused(void **state)
-{
-    gp_interval part = {0, 2 * MIB};
-    gp_range *range = make_range(4 * MIB, 0);
-
-    (void)state;
-    commit(range, 0, 2 * MIB, 1);
-    CHECK_OK(gp_pool_forget_stream(world.pool, world.handle[0], &world.error), &world.error);
-    gp__sim_stream_destroy(world.sim, world.handle[0]);
-    part.offset = 2 * MIB;
-    CHECK_STATUS(GP_ERR_ARGUMENT, gp_range_commit(range, &part, 1, NULL, NULL, &world.error), NULL);
-    CHECK_STATUS(GP_ERR_ARGUMENT, gp_range_resize(range, 4 * MIB, NULL, 0, NULL, &world.error),
-                 NULL);
-    commit(range, 2 * MIB, 2 * MIB, 1);
-    CHECK_OK(gp_range_decommit(range, &part, 1, NULL, 0, NULL, &world.error), &world.error);
-    gp_range_release(range);
-    CHECK_OK(gp_pool_drain(world.pool, &world.error), &world.error);
-}
-
+/* Such a stream may be destroyed: nobody asks the device about it any more. */
 static void a_block_for_a_forgotten_stream_is_refused(void **state)
 {
     uintptr_t va = 0;
@@ -401,8 +382,6 @@ int main(void)
             a_commit_under_the_limit_finds_the_memory_of_graphs_that_are_gone, set_up_with_a_limit,
             tear_down),
         cmocka_unit_test_setup_teardown(forgotten_streams_leave_a_range, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_commit_for_a_forgotten_stream_is_refused, set_up,
-                                        tear_down),
         cmocka_unit_test_setup_teardown(a_block_for_a_forgotten_stream_is_refused, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(work_on_address_0_is_refused, set_up_with_the_host,
