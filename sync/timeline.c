@@ -76,7 +76,7 @@ static gp_stream *find_handle(const struct gp__timeline *timeline, uintptr_t han
 
 void gp__timeline_lose(struct gp__timeline *timeline, gp_stream *stream)
 {
-    stream->state = GP__STREAM_GONE;
+    gp__stream_set_state(stream, GP__STREAM_GONE);
     if (stream->slot != GP__SLOT_NONE)
         timeline->peculiar |= bit_of(stream->slot);
 }

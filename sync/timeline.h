@@ -56,7 +56,7 @@ struct gp_stream {
     uint64_t thread; /* gp__thread_id() of the owner when key.thread_bound */
     bool unnamed; /* met while it captured: its id cannot be asked for before the capture ends */
     int slot; /* GP__SLOT_NONE while it owns nothing we know of */
-    enum gp__stream_state state;
+    enum gp__stream_state state; /* changed under the lock, by gp__stream_set_state() */
     uint64_t passed; /* highest ticket passed */
     uint64_t recorded; /* highest ticket of a fence recorded */
     unsigned recording; /* threads that are putting a fence on it */
@@ -110,6 +110,15 @@ static inline void gp__stream_name(gp_stream *stream, uint64_t id)
 {
     stream->key.id = id;
     stream->unnamed = false;
+}
+static inline void gp__stream_set_state(gp_stream *stream, enum gp__stream_state state)
+{
+    __atomic_store_n(&stream->state, state, __ATOMIC_RELAXED);
+}
+/* Its handle may be that of a destroyed stream, about which no device may be asked. lock: not needed. */
+static inline bool gp__stream_is_forgotten(const gp_stream *stream)
+{
+    return __atomic_load_n(&stream->state, __ATOMIC_RELAXED) == GP__STREAM_FORGOTTEN;
 }
 /* Takes the stream off the list and out of its slot; the list's reference is the caller's. lock: held. */
 void gp__timeline_unlink(struct gp__timeline *timeline, gp_stream *stream);

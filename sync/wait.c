@@ -247,10 +247,11 @@ gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_s
                               (size_t)from->key.handle);
     struct gp__fence *fence = status == GP_OK ? latest_fence(from) : NULL;
     if (status == GP_OK && from->state == GP__STREAM_GONE)
-        status = gp_error_set(error, GP_ERR_ARGUMENT,
-                              "stream %#zx was destroyed, and its handle names another one now: its "
-                              "work cannot be waited for in a stream",
-                              (size_t)from->key.handle);
+        status =
+            gp_error_set(error, GP_ERR_ARGUMENT,
+                         "stream %#zx was destroyed, and its handle names another one now: its "
+                         "work cannot be waited for in a stream",
+                         (size_t)from->key.handle);
     if (fence == NULL || status != GP_OK) {
         gp__mutex_unlock(timeline->lock);
         return status;
@@ -290,11 +291,11 @@ static gp_status wait_recorders(struct gp__timeline *timeline, gp_stream *stream
         status = sleep_a_little(timeline, interrupt, error);
     enum gp__stream_state before = stream->state;
     if (status == GP_NOT_READY && before != GP__STREAM_FORGOTTEN) {
-        stream->state = GP__STREAM_LEAVING;
+        gp__stream_set_state(stream, GP__STREAM_LEAVING);
         while (stream->recording > 0 && status == GP_NOT_READY)
             status = sleep_a_little(timeline, interrupt, error);
         if (status != GP_NOT_READY)
-            stream->state = before;
+            gp__stream_set_state(stream, before);
     }
     gp__mutex_unlock(timeline->lock);
     return status == GP_NOT_READY ? GP_OK : status;
@@ -310,7 +311,7 @@ static void unlink_stream(struct gp__timeline *timeline, gp_stream *stream)
     }
     int slot = stream->slot;
     gp__timeline_unlink(timeline, stream);
-    stream->state = GP__STREAM_FORGOTTEN;
+    gp__stream_set_state(stream, GP__STREAM_FORGOTTEN);
     timeline->passes++;
     if (slot != GP__SLOT_NONE)
         gp__fence_update_slot(timeline, slot);

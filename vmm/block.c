@@ -104,6 +104,18 @@ gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp
                         pool->name);
 }
 
+/* A stream that new work is for must not be forgotten either. */
+static gp_status check_live(const gp_pool *pool, const gp_stream *stream, gp_error *error)
+{
+    gp_status status = gp__pool_check_stream(pool, stream, error);
+    if (status != GP_OK || !gp__stream_is_forgotten(stream))
+        return status;
+    return gp_error_set(error, GP_ERR_ARGUMENT,
+                        "stream %#zx was forgotten by pool '%s' and may be destroyed by now; name "
+                        "another one, or get it from gp_pool_stream() again if it lives",
+                        (size_t)stream->key.handle, pool->name);
+}
+
 /* What every allocation asks first. */
 static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, bool *capturing,
                                gp_error *error)
@@ -114,7 +126,7 @@ static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, bo
         return status;
     if (gp_pool_is_closed(pool))
         return gp__pool_closed_error(pool, error);
-    status = gp__pool_check_stream(pool, stream, error);
+    status = check_live(pool, stream, error);
     if (status != GP_OK)
         return status;
     if (size > PTRDIFF_MAX - pool->page)

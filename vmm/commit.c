@@ -83,11 +83,27 @@ static void look_at_span(const struct gp__growth *growth, const struct gp__span 
     }
 }
 
+/* Whether memory of the parts is retiring. The pool's list of what retires may be long, and most commits
+ * find nothing of theirs in it. */
+static bool any_retiring(const struct gp__growth *growth)
+{
+    for (size_t i = 0; i < growth->part_count; i++) {
+        uintptr_t va = start_of(growth->range, &growth->parts[i]);
+        uintptr_t end = va + growth->parts[i].bytes;
+        const struct gp__span *span = gp__span_at(growth->pool, growth->range->segment, va);
+        for (; span != NULL && span->va < end; span = span->next) {
+            if (span->state == GP_SPAN_RETIRING)
+                return true;
+        }
+    }
+    return false;
+}
+
 static struct look look_at(struct gp__growth *growth)
 {
     struct look look = {0};
     const gp_range *range = growth->range;
-    if (growth->pool->retiring != NULL)
+    if (growth->pool->retiring != NULL && any_retiring(growth))
         want_back(growth, &look);
     for (size_t i = 0; i < growth->part_count; i++) {
         uintptr_t va = start_of(range, &growth->parts[i]);

@@ -49,11 +49,22 @@ static gp_status end(struct visit *visit, gp_status status)
     return status;
 }
 
+static gp_status check_addresses(uintptr_t to, uintptr_t from, size_t bytes, gp_error *error)
+{
+    if (bytes == 0 || (to != 0 && from != 0))
+        return GP_OK;
+    return gp_error_set(error, GP_ERR_ARGUMENT,
+                        "%zu bytes at address 0: an empty block has no memory to copy or fill",
+                        bytes);
+}
+
 gp_status gp_pool_copy(gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes, gp_stream *stream,
                        gp_error *error)
 {
     struct visit visit;
-    gp_status status = begin(&visit, pool, stream, error);
+    gp_status status = check_addresses(to, from, bytes, error);
+    if (status == GP_OK)
+        status = begin(&visit, pool, stream, error);
     if (status != GP_OK)
         return status;
     if (bytes > 0)
@@ -65,7 +76,9 @@ gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigned char 
                        gp_stream *stream, gp_error *error)
 {
     struct visit visit;
-    gp_status status = begin(&visit, pool, stream, error);
+    gp_status status = check_addresses(to, to, bytes, error);
+    if (status == GP_OK)
+        status = begin(&visit, pool, stream, error);
     if (status != GP_OK)
         return status;
     if (bytes > 0)
