@@ -244,9 +244,14 @@ def test_the_consumer_waits_for_the_owner(gpu: Gpu, new_stream: NewStream, latch
         buffer = pool.allocate(SIZE, stream)
         buffer.fill(0)
         gpu.synchronize_stream(stream)
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            # PyTorch has the memory of the clone at hand: asking the driver would wait for the latch.
+            spare = torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+            del spare
+        gpu.synchronize()
         latch.hold(stream)
         buffer.fill(7)
-        other = torch.cuda.Stream()
         with torch.cuda.stream(other):
             tensor = torch.from_dlpack(buffer)
             seen = tensor.clone()
