@@ -64,6 +64,9 @@ def warm(gpu: Gpu) -> None:
                     write(array, 1.0)
                 if name == "torch":
                     assert not bool((array.clone() == 7).all())
+                    import torch
+
+                    torch.cuda.Stream()  # the first one makes 32
             view = array = None
             gc.collect()
         gpu.synchronize()
@@ -246,7 +249,7 @@ def test_the_consumer_waits_for_the_owner(gpu: Gpu, new_stream: NewStream, latch
         gpu.synchronize_stream(stream)
         other = torch.cuda.Stream()
         with torch.cuda.stream(other):
-            # PyTorch has the memory of the clone at hand: asking the driver would wait for the latch.
+            # The clone's memory is at hand: asking the driver for it would wait for the latch.
             spare = torch.empty(SIZE, dtype=torch.uint8, device="cuda")
             del spare
         gpu.synchronize()
