@@ -25,7 +25,7 @@ uintptr_t gp_stream_handle(const gp_stream *stream)
 
 uint64_t gp_stream_id(const gp_stream *stream)
 {
-    return stream->key.id;
+    return __atomic_load_n(&stream->key.id, __ATOMIC_RELAXED);
 }
 
 uint64_t gp__thread_id(void)

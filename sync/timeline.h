@@ -105,10 +105,10 @@ static inline bool gp__stream_owns(const gp_stream *stream, uint64_t slots)
 {
     return stream->slot != GP__SLOT_NONE && (slots >> stream->slot & 1) != 0;
 }
-/* The stream's id became known. lock: held. */
+/* The stream's id became known; gp_stream_id() reads it without the lock. lock: held. */
 static inline void gp__stream_name(gp_stream *stream, uint64_t id)
 {
-    stream->key.id = id;
+    __atomic_store_n(&stream->key.id, id, __ATOMIC_RELAXED);
     stream->unnamed = false;
 }
 static inline void gp__stream_set_state(gp_stream *stream, enum gp__stream_state state)

@@ -202,6 +202,48 @@ static void the_reaper_holds_the_pool_that_it_closes(void **state)
         sched_yield();
 }
 
+/* ---- a stream that gets its name ---- */
+
+static bool stop_reading;
+static unsigned reads;
+
+static void *read_id(void *context)
+{
+    uint64_t known = 0;
+
+    while (!__atomic_load_n(&stop_reading, __ATOMIC_ACQUIRE)) {
+        uint64_t id = gp_stream_id(context);
+        CHECK(known == 0 || known == id, "an id changed from %llu to %llu",
+              (unsigned long long)known, (unsigned long long)id);
+        known = id;
+        __atomic_add_fetch(&reads, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+/* The id of a stream that was met while it captured is found out later, on any thread. */
+static void an_id_may_be_read_while_it_becomes_known(void **state)
+{
+    uintptr_t handle = gp__sim_stream_create(world.sim, 0);
+    gp_stream *met = NULL, *named = NULL;
+    pthread_t thread;
+
+    (void)state;
+    gp__sim_capture_begin(world.sim, handle, GP__SIM_CAPTURE_GLOBAL);
+    CHECK_OK(gp_pool_stream(world.pool, handle, &met, &world.error), &world.error);
+    assert_int_equal(pthread_create(&thread, NULL, read_id, met), 0);
+    while (__atomic_load_n(&reads, __ATOMIC_RELAXED) < 10)
+        sched_yield();
+    assert_true(gp__sim_capture_end(world.sim, handle));
+    CHECK_OK(gp_pool_stream(world.pool, handle, &named, &world.error), &world.error);
+    raise_flag(&stop_reading);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_ptr_equal(met, named);
+    assert_int_equal(gp_stream_id(met), gp__sim_stream_id(world.sim, handle));
+    gp_stream_release(met);
+    gp_stream_release(named);
+}
+
 /* ---- the last release of a pool ---- */
 
 static bool stop_kicking;
@@ -301,6 +343,8 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_range_with_a_pin_is_not_closed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_reaper_holds_the_pool_that_it_closes, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(an_id_may_be_read_while_it_becomes_known, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_pool_is_let_go_of_while_the_reaper_looks_at_it, set_up,
                                         tear_down),
