@@ -2,6 +2,8 @@
  *
  * A range under the pool's limit, its pins, and every way in which it ends.
  */
+#include <time.h>
+
 #include "range_case.h"
 
 /* ---- the limit ---- */
@@ -365,6 +367,34 @@ static void a_range_holds_its_pool(void **state)
     gp_range_release(range);
 }
 
+static bool is_closed(void)
+{
+    return gp_pool_is_closed(world.pool);
+}
+
+/* A pool that was finished while a range of it is exported closes after the last export. */
+static void a_finished_pool_waits_for_the_last_pin(void **state)
+{
+    gp_range *range;
+
+    begin_with(state, (struct world_options){.chunk_size = PAGE, .with_reaper = true});
+    range = make_range(8, 0);
+    commit(range, 0, 3, -1);
+    CHECK_OK(gp_range_pin(range, 0, PAGE, false, &world.error), &world.error);
+    CHECK_OK(gp_pool_finish(world.pool, &world.error), &world.error);
+    CHECK_STATUS(GP_ERR_STATE, try_commit(range, 3, 1, -1), NULL);
+    CHECK_STATUS(GP_ERR_STATE, try_decommit(range, 0, 1, -1, GP_TRIM_NO_WAIT), NULL);
+    CHECK_STATUS(GP_ERR_STATE, gp_range_pin(range, 0, PAGE, false, &world.error), NULL);
+    CHECK_STATUS(GP_ERR_PINNED, gp_range_close(range, NULL, &world.error), NULL);
+    gp_range_release(range);
+    assert_int_equal(world_stats(&world).used_bytes, 3 * PAGE);
+    gp_range_unpin(range, 0, PAGE);
+    for (int i = 0; i < 4000 && !is_closed(); i++)
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+    CHECK(is_closed(), "the reaper did not close a pool that was finished");
+    assert_int_equal(world_stats(&world).address_bytes, 0);
+}
+
 static bool refuse_frees(struct world *unused, size_t size)
 {
     (void)unused;
@@ -415,6 +445,7 @@ int main(void)
         TEST(the_last_unpin_ends_what_was_let_go),
         TEST(a_closed_range_says_so),
         TEST(a_range_holds_its_pool),
+        cmocka_unit_test_setup_teardown(a_finished_pool_waits_for_the_last_pin, NULL, tear_down),
         TEST(a_chunk_that_cannot_go_back_does_not_hold_the_range),
         cmocka_unit_test(every_order_of_ending),
     };

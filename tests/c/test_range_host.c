@@ -3,6 +3,7 @@
  * Ranges of real memory: what is written stays where it is while the range grows, shrinks and is cut, and
  * what was given back is out of reach. The host device's memory can be read and written here.
  */
+#include "child.h"
 #include "host_case.h"
 
 #include <pthread.h>
@@ -213,12 +214,58 @@ static void queued_work_is_waited_for(void **state)
     close_pool();
 }
 
+/* A child changes nothing of the parent's, and is told so; letting go there is harmless. */
+static bool child_is_told(void *context)
+{
+    gp_range *range = context, *other = NULL;
+    gp_interval part = {0, PAGE};
+    gp_error error = {0};
+    const gp_status statuses[] = {
+        gp_range_create(pool, PAGE, stream, &other, &error),
+        gp_range_commit(range, &part, 1, NULL, NULL, &error),
+        gp_range_decommit(range, &part, 1, NULL, 0, NULL, &error),
+        gp_range_resize(range, 0, NULL, GP_TRIM_NO_WAIT, NULL, &error),
+        gp_range_pin(range, 0, 1, false, &error),
+        gp_range_record_stream(range, stream, &error),
+        gp_range_close(range, NULL, &error),
+    };
+
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
+        if (statuses[i] != GP_ERR_STATE)
+            return false;
+    gp_range_unpin(range, 0, 512);
+    gp_range_release(range);
+    return error.reason == GP_REASON_FORKED && gp_range_size(range) == 2 * PAGE &&
+           gp_range_committed_bytes(range) == 2 * PAGE && gp_range_committed(range, NULL, 0) == 0 &&
+           *byte_at(gp_range_address(range)) == 1;
+}
+
+static void a_forked_child_cannot_use_a_range(void **state)
+{
+    gp_range *range;
+    gp_error error;
+
+    (void)state;
+    open_pool(PAGE);
+    range = make_range(8);
+    resize(range, 2 * PAGE);
+    write_marks(gp_range_address(range), PAGE, 1);
+    CHECK_OK(gp_range_pin(range, 0, 512, false, &error), &error);
+    assert_int_equal(in_child(child_is_told, range), 0);
+    gp_range_unpin(range, 0, 512);
+    check_marks(gp_range_address(range), PAGE, 1);
+    gp_range_release(range);
+    close_pool();
+    expect_all_freed();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(growing_keeps_address_and_contents),
         cmocka_unit_test(holes_are_out_of_reach_and_neighbours_stay),
         cmocka_unit_test(cut_pages_come_back),
+        cmocka_unit_test(a_forked_child_cannot_use_a_range),
         cmocka_unit_test(queued_work_is_waited_for),
     };
     return cmocka_run_group_tests(tests, open_host, NULL);

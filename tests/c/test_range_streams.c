@@ -188,6 +188,66 @@ static void a_forgotten_stream_is_no_owner(void **state)
     assert_int_equal(world_stats(&world).address_bytes, 0);
 }
 
+/* ---- a thread's own stream ---- */
+
+#define PER_THREAD ((uintptr_t)2)
+
+static gp_range *make_per_thread(gp_stream **own)
+{
+    gp_interval part = {0, 4 * PAGE};
+    gp_range *range = NULL;
+
+    CHECK_OK(gp_pool_stream(world.pool, PER_THREAD, own, NULL), NULL);
+    CHECK_OK(gp_range_create(world.pool, 8 * PAGE, *own, &range, NULL), NULL);
+    CHECK_OK(gp_range_commit(range, &part, 1, NULL, NULL, &world.error), &world.error);
+    gp__sim_launch(world.sim, PER_THREAD, gp_range_address(range), 4 * PAGE);
+    return range;
+}
+
+/* The fence is recorded by the very call, so that any thread can wait for it. */
+static void a_threads_stream_is_fenced_at_once(void **state)
+{
+    gp_stream *own = NULL;
+    gp_range *range = make_per_thread(&own);
+
+    (void)state;
+    gp__sim_log_clear(world.sim);
+    decommit(range, 0, 1, GP_TRIM_NO_WAIT, 1, 0);
+    assert_int_equal(log_count("event_record"), 1);
+    decommit(range, 1, 1, 0, 1, 0);
+    end_range(range);
+    drain();
+    assert_int_equal(world_stats(&world).address_bytes, 0);
+    assert_int_equal(log_count("event_record_context"), 0);
+    gp_stream_release(own);
+}
+
+static void *close_elsewhere(void *range)
+{
+    gp_range_release(range);
+    return NULL;
+}
+
+/* Let go of by another thread, it has users that only an explicit call may wait for. */
+static void a_threads_stream_is_unknown_elsewhere(void **state)
+{
+    gp_stream *own = NULL;
+    gp_range *range = make_per_thread(&own);
+    size_t released = 0;
+    pthread_t thread;
+
+    (void)state;
+    CHECK(pthread_create(&thread, NULL, close_elsewhere, range) == 0, "no thread");
+    pthread_join(thread, NULL);
+    gp__pool_service(world.pool);
+    assert_int_equal(world_stats(&world).physical_bytes, 4 * PAGE);
+    check_all();
+    CHECK_OK(gp_pool_trim(world.pool, 0, 0, &released, &world.error), &world.error);
+    assert_int_equal(released, 4 * PAGE);
+    assert_int_equal(world_stats(&world).address_bytes, 0);
+    gp_stream_release(own);
+}
+
 /* ---- coming back ---- */
 
 /* Memory that still retires is taken back by its only owner, and nobody is asked for anything. */
@@ -507,6 +567,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_reaper_buries_what_was_closed, NULL, tear_down),
         TEST(streams_of_other_pools_are_refused),
         TEST(a_forgotten_stream_is_no_owner),
+        TEST(a_threads_stream_is_fenced_at_once),
+        TEST(a_threads_stream_is_unknown_elsewhere),
         TEST(a_commit_by_the_owner_takes_it_back),
         TEST(a_commit_by_another_stream_waits),
         TEST_PLANNED(kept_memory_waits_for_its_owners),
