@@ -162,8 +162,8 @@ static gp_status check_close(const gp_range *range, bool *done, gp_error *error)
     return !*done && range->pins != NULL ? gp__range_pinned(range, range->pins, error) : GP_OK;
 }
 
-/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more, and it may be
- * gone afterwards. */
+/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more, and it
+ * may be gone afterwards. */
 static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, gp_error *error)
 {
     gp_pool *pool = range->pool;
@@ -183,7 +183,8 @@ static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, g
                               GP__RETIRE_SEEN, &list, &ignored);
     gp__retiring_add(pool, list);
     bool buried = range->segment == NULL;
-    /* A close that is under way takes what is left of all ranges; one that begins waits for visitors. */
+    /* A close that is under way takes what is left of all ranges; one that begins waits for
+     * visitors. */
     struct gp__segment *dead = pool->closing ? NULL : gp__range_bury(pool, range);
     pool->visitors += dead != NULL;
     gp__mutex_unlock(&pool->lock);
