@@ -348,8 +348,10 @@ static void want_back(struct gp__growth *growth)
     struct gp__retired **link = &pool->retiring;
     if (pool->physical > pool->limit)
         return;
-    for (int tried = 0; *link != NULL && tried < 16; tried++, link = &(*link)->next) {
+    int tried = 0;
+    for (int seen = 0; *link != NULL && tried < 16 && seen < 256; seen++, link = &(*link)->next) {
         struct gp__retired *item = *link;
+        tried += in_blocks(item);
         struct gp__owners owners = gp__timeline_remaining(&pool->timeline, item->owners);
         if (item->bytes >= growth->bytes && in_blocks(item) &&
             gp__span_is_usable(pool, owners, growth->taker)) {

@@ -134,7 +134,6 @@ struct gp_range {
     unsigned claims; /* commits under way */
     bool resizing;
     bool closed;
-    bool listed;
     bool unheld; /* its last holder has let go, and does not look at it any more */
     gp_range *previous; /* the pool's ranges that have a segment */
     gp_range *next;
@@ -186,6 +185,7 @@ struct gp_pool {
     struct gp__timeline timeline;
     struct gp__segment *segments; /* for blocks */
     gp_range *ranges; /* that have a segment */
+    struct gp__segment *parted; /* of buried ranges, whose addresses are yet to be freed */
     struct gp__arena *arenas;
     struct gp__bin bins[GP__BIN_COUNT];
     struct gp__tree holes;
@@ -395,7 +395,7 @@ size_t gp__commit_least_physical(const gp_pool *pool, const gp_range *range,
 /* ---- range.c ---- */
 /* Every range ends, with its owners. lock: held. */
 void gp__ranges_end(gp_pool *pool);
-/* Takes all segments of ranges off the pool, as a list. lock: held. */
+/* Takes all segments of ranges, parted ones too, off the pool, as a list. lock: held. */
 struct gp__segment *gp__ranges_take(gp_pool *pool);
 /* Takes the segment of a closed range off the pool when nothing is mapped in it and no commit is under
  * way; else, and for NULL, NULL. The range may be gone afterwards. lock: held. */
@@ -403,6 +403,8 @@ struct gp__segment *gp__range_bury(gp_pool *pool, gp_range *range);
 /* A commit gave its claim back. If the range was closed meanwhile, what the claim kept goes too: *dead as
  * of gp__range_bury(), and true when the reaper is to be kicked. lock: held. */
 bool gp__range_unclaim(gp_range *range, struct gp__segment **dead);
+/* Frees the addresses that closed ranges left. lock: not held. */
+void gp__range_free_parted(gp_pool *pool);
 /* Frees what gp__range_bury() gave. lock: not held. */
 void gp__range_free_segments(gp_pool *pool, struct gp__segment *segments);
 

@@ -28,7 +28,6 @@ static void list_range(gp_range *range, struct gp__segment *segment)
     range->segment = segment;
     range->address = segment->va;
     segment->range = range;
-    range->listed = true;
     range->next = pool->ranges;
     if (range->next != NULL)
         range->next->previous = range;
@@ -97,7 +96,6 @@ static struct gp__segment *detach(gp_pool *pool, gp_range *range)
         pool->ranges = range->next;
     if (range->next != NULL)
         range->next->previous = range->previous;
-    range->listed = false;
     range->segment = NULL;
     range->committed_bytes = 0;
     pool->parted_bytes += segment->bytes;
@@ -125,9 +123,23 @@ void gp__range_free_segments(gp_pool *pool, struct gp__segment *segments)
     gp__mutex_unlock(&pool->lock);
 }
 
+void gp__range_free_parted(gp_pool *pool)
+{
+    gp__mutex_lock(&pool->lock);
+    struct gp__segment *segments = pool->parted;
+    pool->parted = NULL;
+    pool->visitors += segments != NULL; /* a close waits */
+    gp__mutex_unlock(&pool->lock);
+    if (segments == NULL)
+        return;
+    gp__range_free_segments(pool, segments);
+    gp__pool_leave(pool);
+}
+
 struct gp__segment *gp__ranges_take(gp_pool *pool)
 {
-    struct gp__segment *taken = NULL;
+    struct gp__segment *taken = pool->parted;
+    pool->parted = NULL;
     while (pool->ranges != NULL) {
         struct gp__segment *segment = detach(pool, pool->ranges);
         segment->next = taken;
@@ -182,7 +194,19 @@ static gp_status check_end(const gp_range *range, bool *done, gp_error *error)
     return *done || range->pins == NULL ? GP_OK : gp__range_pinned(range, range->pins, error);
 }
 
-/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more. */
+/* Leaves the addresses of a range that has nothing left to the reaper: freeing them is a driver call, which
+ * may block, and this may be a finaliser. True when there are some. lock: held. */
+static bool part(gp_pool *pool, struct gp__segment *dead)
+{
+    if (dead == NULL)
+        return false;
+    dead->next = pool->parted;
+    pool->parted = dead;
+    return true;
+}
+
+/* Ends the range and leaves its memory to the reaper. With `last` nobody holds it any more, and it
+ * may be gone afterwards. */
 static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, gp_error *error)
 {
     gp_pool *pool = range->pool;
@@ -197,19 +221,17 @@ static gp_status end_and_retire(gp_range *range, gp_stream *stream, bool last, g
     bool kick = retire_all(range);
     bool buried = range->segment == NULL;
     range->unheld = last; /* from here on whoever buries it frees it */
-    /* A close that is under way takes what is left of all ranges; one that begins waits for visitors. */
-    struct gp__segment *dead = pool->closing ? NULL : gp__range_bury(pool, range);
-    pool->visitors += dead != NULL;
+    /* A close that is under way takes what is left of all ranges. */
+    bool parted = part(pool, pool->closing ? NULL : gp__range_bury(pool, range));
     gp__mutex_unlock(&pool->lock);
     if (last && buried)
         free_range(range);
     if (record_now)
         gp__pool_record_here(pool, owners);
-    gp__range_free_segments(pool, dead);
-    if (dead != NULL)
-        gp__pool_leave(pool);
-    if (kick)
+    if (kick || parted)
         gp__pool_kick(pool);
+    if (parted && (pool->flags & GP_POOL_NO_REAPER) != 0)
+        gp__range_free_parted(pool);
     return GP_OK;
 }
 

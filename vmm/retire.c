@@ -10,6 +10,7 @@
 #include "../backing/memory.h"
 
 #define SERVICE_BATCH        16 /* chunks that the reaper holds at once */
+#define SERVICE_LOOK         1024 /* chunks that it asks about in one look */
 #define SERVICE_DELAY_MIN_NS UINT64_C(100000)
 #define SERVICE_DELAY_MAX_NS UINT64_C(20000000)
 
@@ -355,17 +356,42 @@ struct work {
     struct gp__owners wanted; /* whose fences would let the next request have their memory */
 };
 
+/* Takes up to `most` items that have passed, or any, off the first SERVICE_LOOK of the list. What was looked
+ * at and stays goes behind the rest, so that the next look sees others. lock: held. */
+static int take_items(gp_pool *pool, struct gp__retired ***tail, int most, bool passed)
+{
+    struct gp__retired *stay = NULL, **stay_tail = &stay, **last;
+    int taken = 0;
+    for (int looked = 0; looked < SERVICE_LOOK && taken < most && pool->retiring != NULL;
+         looked++) {
+        struct gp__retired *item = pool->retiring;
+        struct gp__owners owners = gp__timeline_remaining(&pool->timeline, item->owners);
+        bool take = !passed || owners.slots == 0;
+        pool->retiring = item->next;
+        item->next = NULL;
+        if (take) {
+            **tail = item;
+            *tail = &item->next;
+            taken++;
+        } else {
+            *stay_tail = item;
+            stay_tail = &item->next;
+        }
+    }
+    for (last = &pool->retiring; *last != NULL;)
+        last = &(*last)->next;
+    *last = stay;
+    return taken;
+}
+
 /* A few only: while a slow callback takes one back, the others stay in reach of those who need them.
- * lock: held. */
+ * Those that have passed come first; the others are taken for their fences. lock: held. */
 static void take_some(gp_pool *pool, struct gp__retired **list)
 {
-    struct gp__retired **last = list;
-    for (int taken = 0; taken < SERVICE_BATCH && pool->retiring != NULL; taken++) {
-        *last = pool->retiring;
-        pool->retiring = (*last)->next;
-        last = &(*last)->next;
-    }
-    *last = NULL;
+    struct gp__retired **tail = list;
+    *list = NULL;
+    int taken = take_items(pool, &tail, SERVICE_BATCH, true);
+    take_items(pool, &tail, SERVICE_BATCH - taken, false);
 }
 
 /* lock: held. */
@@ -436,6 +462,7 @@ uint64_t gp__pool_service(void *context)
     }
     struct work work = take_work(pool);
     gp__mutex_unlock(&pool->lock);
+    gp__range_free_parted(pool);
     record_and_poll(pool, &work);
     size_t returned = 0;
     if (work.list != NULL)

@@ -42,6 +42,7 @@ static gp_status finish_all(gp_pool *pool, struct gp__retired *list, size_t *ret
         gp__retire_hold(pool, list);
         gp__mutex_unlock(&pool->lock);
     } while (list != NULL);
+    gp__range_free_parted(pool);
     return status;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The random operations on ranges: a part of test_model.c, which includes it once, behind its random numbers.
+ * The random operations on ranges: a part of test_model.c, which includes it once, behind its
+ * random numbers.
  */
 #ifndef GP__MODEL_RANGE_OPS_H
 #define GP__MODEL_RANGE_OPS_H

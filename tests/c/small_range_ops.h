@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operations on one tiny range: a part of test_small.c, which includes it once, behind its world. The
- * range has four pages, and chunks are planned, so that cuts leave rests.
+ * The operations on one tiny range: a part of test_small.c, which includes it once, behind its
+ * world. The range has four pages, and chunks are planned, so that cuts leave rests.
  */
 #ifndef GP__SMALL_RANGE_OPS_H
 #define GP__SMALL_RANGE_OPS_H

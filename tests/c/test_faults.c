@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Plan items 1 to 3: over every scenario the n-th driver call fails, once and for ever, and the n-th
- * host allocation fails, for every n until a pass injects nothing.
+ * Plan items 1 to 4: over every scenario the n-th driver call fails, once and for ever, and the n-th
+ * host allocation fails, for every n until a pass injects nothing; and every pair of driver calls, so
+ * that the second fault hits what the first one set going.
  *
  * Mutations that this file catches: leaving out any step of grow.c's undo (once_driver: state as before,
  * nothing left in the ledger), forgetting to count an abandoned chunk (forever_driver: the ledger
@@ -16,9 +17,9 @@
 /* More than any one act of a scenario may need, even where everything fails. */
 #define MOST_CALLS UINT64_C(3000)
 
-enum mode { ONCE, ONCE_AS_DRIVER_ERROR, FOR_EVER, HEAP_ONCE, HEAP_FOR_EVER };
-static const char *const mode_text[] = {"once", "once, as a driver error", "for ever", "heap once",
-                                        "heap for ever"};
+enum mode { ONCE, ONCE_AS_DRIVER_ERROR, FOR_EVER, PAIR, HEAP_ONCE, HEAP_FOR_EVER };
+static const char *const mode_text[] = {
+    "once", "once, as a driver error", "for ever", "a pair", "heap once", "heap for ever"};
 
 /* How many driver calls and host allocations each act makes without faults. A number that moves is a
  * call that slipped in or fell away: look at it, then write the new one here. */
@@ -30,6 +31,9 @@ static const struct expectation {
 #include "fault_counts.h"
 };
 
+static uint64_t second_fault; /* of a pair, counted from the first */
+static uint64_t fired; /* driver faults that hit the last act */
+static uint64_t pairs; /* runs that two faults hit */
 static uint64_t abandoned_runs; /* runs for ever that had to abandon a chunk */
 static struct scenario_run run; /* static: its address is the backing's context */
 
@@ -39,9 +43,10 @@ static void announce(const struct scenario *scenario, enum mode mode, uint64_t n
     char line[200];
 
     snprintf(line, sizeof line,
-             "GP_TEST_SCENARIO=%s GP_TEST_FAULT=%llu test_faults  # mode: %s, hit: %s",
+             "GP_TEST_SCENARIO=%s GP_TEST_FAULT=%llu test_faults  # mode: %s (%llu), hit: %s",
              scenario->name, (unsigned long long)n, mode_text[mode],
-             mode <= FOR_EVER && run.world.sim != NULL ? gp__sim_fault_name(run.world.sim) : "");
+             (unsigned long long)second_fault,
+             mode < HEAP_ONCE && run.world.sim != NULL ? gp__sim_fault_name(run.world.sim) : "");
     check_context(line);
 }
 
@@ -57,7 +62,7 @@ static bool is_documented(gp_status status, const struct scenario *scenario, enu
     case GP_ERR_LIMIT:
         return (scenario->shape & SCENARIO_SHRINKS) != 0;
     case GP_ERR_STATE: /* poisoned: only where an undo failed as well */
-        return mode == FOR_EVER;
+        return mode == FOR_EVER || mode == PAIR;
     default:
         return false;
     }
@@ -71,6 +76,8 @@ static void arm(enum mode mode, uint64_t n)
     }
     gp__sim_fault_as_driver_error(run.world.sim, mode == ONCE_AS_DRIVER_ERROR);
     gp__sim_fail_at(run.world.sim, n, mode == FOR_EVER);
+    if (mode == PAIR)
+        gp__sim_then_fail_at(run.world.sim, second_fault);
 }
 
 /* Switches faults off; how many calls were counted. */
@@ -97,6 +104,7 @@ static bool act_under_fault(const struct scenario *scenario, enum mode mode, uin
     announce(scenario, mode, n);
     *status = scenario->act(&run, &error);
     announce(scenario, mode, n);
+    fired = gp__sim_faults_fired(run.world.sim);
     calls = disarm(mode);
     CHECK(calls < MOST_CALLS, "%llu calls: is anything trying for ever?",
           (unsigned long long)calls);
@@ -168,6 +176,42 @@ static bool run_for_ever(const struct scenario *scenario, enum mode mode, uint64
     model_end(&run.model);
     world_abandon(&run.world);
     return beyond;
+}
+
+/* Two faults, then everything works again. True when the second one was beyond the last call. */
+static bool run_pair(const struct scenario *scenario, uint64_t n, bool *beyond)
+{
+    gp_status status;
+    gp_error error = {0};
+    bool hit;
+
+    scenario_begin(&run, scenario);
+    *beyond = act_under_fault(scenario, PAIR, n, &status);
+    hit = fired >= 2;
+    pairs += hit;
+    announce(scenario, PAIR, n);
+    check_leftovers();
+    if (run.world.pool != NULL) {
+        CHECK_OK(gp_pool_close(run.world.pool, &error), &error);
+        check_leftovers();
+        abandoned_runs += world_stats(&run.world).abandoned_bytes > 0;
+    }
+    model_end(&run.model);
+    world_abandon(&run.world);
+    return !hit;
+}
+
+/* Every pair of one scenario. */
+static void sweep_pairs(const struct scenario *scenario)
+{
+    bool beyond = false;
+
+    for (uint64_t n = 1; !beyond; n++) {
+        second_fault = 1;
+        while (!run_pair(scenario, n, &beyond))
+            second_fault++;
+    }
+    second_fault = 0;
 }
 
 static bool run_case(const struct scenario *scenario, enum mode mode, uint64_t n)
@@ -242,6 +286,25 @@ static void forever_driver(void **state)
           "no undo ever failed: nothing was compared");
 }
 
+static void pairs_of_driver_calls(void **state)
+{
+    const char *only = getenv("GP_TEST_SCENARIO");
+
+    (void)state;
+    abandoned_runs = 0;
+    for (size_t i = 0; i < scenario_count + range_scenario_count; i++) {
+        const struct scenario *scenario =
+            i < scenario_count ? &scenarios[i] : &range_scenarios[i - scenario_count];
+
+        if (only == NULL || strcmp(only, scenario->name) == 0)
+            sweep_pairs(scenario);
+    }
+    check_context(NULL);
+    print_message("%llu pairs, %llu of them left something\n", (unsigned long long)pairs,
+                  (unsigned long long)abandoned_runs);
+    CHECK(abandoned_runs > 0 || only != NULL, "no undo ever failed: nothing was compared");
+}
+
 static void once_heap(void **state)
 {
     (void)state;
@@ -259,9 +322,13 @@ static void forever_heap(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(once_driver),    cmocka_unit_test(once_driver_error),
-        cmocka_unit_test(forever_driver), cmocka_unit_test(once_heap),
+        cmocka_unit_test(once_driver),
+        cmocka_unit_test(once_driver_error),
+        cmocka_unit_test(forever_driver),
+        cmocka_unit_test(once_heap),
         cmocka_unit_test(forever_heap),
+        /* Last: the addresses that it loses change how much later pools reserve. */
+        cmocka_unit_test(pairs_of_driver_calls),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

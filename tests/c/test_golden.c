@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Plan item 6: the order and pairing of driver calls, read from the simulator's log. Sizes must match
- * exactly; how many calls there are is nobody's business here (fault_counts.h watches that).
+ * Plan item 6: the order and pairing of driver calls, read from the simulator's log. Sizes must
+ * match exactly; how many calls there are is nobody's business here (fault_counts.h watches that).
  *
  * Mutations that this file catches: unmapping before the fence (a_trim_fences_waits_and_unmaps), a
- * release before the unmap, addresses freed with another size (a_close_frees_exact_addresses), a fence for
- * each interval of a decommit (a_decommit_of_many_parts_fences_once), a driver
- * call on the same-stream path (a_same_stream_reuse_calls_nothing).
+ * release before the unmap, addresses freed with another size (a_close_frees_exact_addresses), a
+ * fence for each interval of a decommit (a_decommit_of_many_parts_fences_once), a driver call on
+ * the same-stream path (a_same_stream_reuse_calls_nothing).
  */
 #include "tests/support/world.h"
 
@@ -307,7 +307,8 @@ static void a_range_reserves_its_exact_size(void **state)
     CHECK(find(world, "free_address", 0, read_line(world, reserve).va, 0, 0) == 1, "in one piece");
 }
 
-/* Pages 1 and 2, and page 6: each hole's chunks are made and mapped in order, and opened as one run. */
+/* Pages 1 and 2, and page 6: each hole's chunks are made and mapped in order, and opened as one
+ * run. */
 static void a_commit_of_two_holes_opens_two_runs(void **state)
 {
     struct world *world = *state;
@@ -335,7 +336,8 @@ static void a_commit_of_two_holes_opens_two_runs(void **state)
     gp_range_release(range);
 }
 
-/* Three parts in use by one stream: one fence and one wait for all, then each is unmapped and released. */
+/* Three parts in use by one stream: one fence and one wait for all, then each is unmapped and
+ * released. */
 static void a_decommit_of_many_parts_fences_once(void **state)
 {
     struct world *world = *state;

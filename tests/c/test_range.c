@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a range promises to its one user: what is committed, what a cut keeps, all or nothing. Limits, pins
- * and endings are in test_range_ends.c, streams in test_range_streams.c, calls that meet in
- * test_range_busy_threads.c, contents in test_range_host.c. Cases of others' bug reports are named as project and
- * number.
+ * What a range promises to its one user: what is committed, what a cut keeps, all or nothing.
+ * Limits, pins and endings are in test_range_ends.c, streams in test_range_streams.c, calls that
+ * meet in test_range_busy_threads.c, contents in test_range_host.c. Cases of others' bug reports
+ * are named as project and number.
  */
 #include "range_case.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Calls on one range that meet: the backing's callback is the place where a second thread, or the same one,
- * comes in between. Every meeting is arranged, none is left to chance.
+ * Calls on one range that meet: the backing's callback is the place where a second thread, or the
+ * same one, comes in between. Every meeting is arranged, none is left to chance.
  */
 #include <sched.h>
 
@@ -380,8 +380,9 @@ static void addresses_are_free_before_the_chunk_is_back(void **state)
     end_range(range);
 }
 
-/* A decommit in another thread holds the chunks and waits for work; a commit of the same pages waits for
- * it, and gets fresh memory. The interrupt hook of the commit is what lets the work finish. */
+/* A decommit in another thread holds the chunks and waits for work; a commit of the same pages
+ * waits for it, and gets fresh memory. The interrupt hook of the commit is what lets the work
+ * finish. */
 static pthread_t waiter;
 static bool complete_when_asked;
 

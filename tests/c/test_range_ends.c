@@ -77,7 +77,7 @@ static void retiring_memory_elsewhere_makes_room_for_a_commit(void **state)
     end_range(b);
 }
 
-/* The rest of a cut chunk is idle once nothing of it is committed; until then no trim can have it. */
+/* What reclaiming everything idle could not make room for fails at once, and trims nothing. */
 static void a_hopeless_commit_trims_nothing(void **state)
 {
     gp_range *range = make_range(8, 0), *other = make_range(8, 0);
@@ -288,8 +288,9 @@ static void a_closed_range_says_so(void **state)
     check_all();
 }
 
-/* Four things end: the range (c), the pool (p), the pin (u), the last reference (r); in every order that
- * is allowed, with memory that has passed or not. Nothing is left, and nobody is used after. */
+/* Four things end: the range (c), the pool (p), the pin (u), the last reference (r); in every order
+ * that is allowed, with memory that has passed or not. Nothing is left, and nobody is used
+ * after. */
 static void end_in_order(const char *order, bool busy)
 {
     gp_range *range;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranges of real memory: what is written stays where it is while the range grows, shrinks and is cut, and
- * what was given back is out of reach. The host device's memory can be read and written here.
+ * Ranges of real memory: what is written stays where it is while the range grows, shrinks and is
+ * cut, and what was given back is out of reach. The host device's memory can be read and written
+ * here.
  */
 #include "child.h"
 #include "host_case.h"
@@ -173,7 +174,8 @@ static void write_slowly(void *context)
     pthread_mutex_unlock(&work->gate);
 }
 
-/* vllm 43020, TensorRT-LLM 11641: a shrink and a close under queued work wait for it, or it would fault. */
+/* vllm 43020, TensorRT-LLM 11641: a shrink and a close under queued work wait for it, or it would
+ * fault. */
 static void queued_work_is_waited_for(void **state)
 {
     struct slow_write work = {.gate = PTHREAD_MUTEX_INITIALIZER, .bytes = 4 * PAGE};

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who uses a range, and when its memory may go or come back: owners, unknown users, captures, interrupted
- * waits. Cases of others' bug reports are named as project and number.
+ * Who uses a range, and when its memory may go or come back: owners, unknown users, captures,
+ * interrupted waits. Cases of others' bug reports are named as project and number.
  *
- * Mutations that this file catches: leaving an owner out of gp__range_stamp (a violation), taking retiring
- * memory back for the wrong stream (a_commit_by_another_stream_waits), asking for unknown users for ever or
- * never (unknown_users_cost_one_fence), checking for captures after the change.
+ * Mutations that this file catches: leaving an owner out of gp__range_stamp (a violation), taking
+ * retiring memory back for the wrong stream (a_commit_by_another_stream_waits), asking for unknown
+ * users for ever or never (unknown_users_cost_one_fence), checking for captures after the change.
  */
 #include <time.h>
 
@@ -36,7 +36,8 @@ static size_t log_count(const char *name)
 
 /* ---- owners ---- */
 
-/* TensorRT-LLM 11641, cuda-python 2906: everybody who committed, was recorded, or is named is waited for. */
+/* TensorRT-LLM 11641, cuda-python 2906: everybody who committed, was recorded, or is named is
+ * waited for. */
 static void a_decommit_waits_for_every_owner(void **state)
 {
     gp_range *range = make_range(8, 0);
@@ -400,7 +401,8 @@ static void unknown_users_wait_for_an_explicit_call(void **state)
     assert_int_equal(world_stats(&world).address_bytes, 0);
 }
 
-/* A commit over memory that unknown users may still touch waits for them: the addresses are given. */
+/* A commit over memory that unknown users may still touch waits for them: the addresses are
+ * given. */
 static void a_commit_waits_for_unknown_users(void **state)
 {
     gp_range *range = make_range(8, 0);
@@ -464,7 +466,8 @@ static void an_owner_that_captures_forbids_a_decommit(void **state)
     assert_int_equal(world_stats(&world).address_bytes, 0);
 }
 
-/* A stream that captures may commit new memory, but not take back what others, or itself, just left. */
+/* A stream that captures may commit new memory, but not take back what others, or itself, just
+ * left. */
 static void a_capturing_stream_takes_only_what_passed(void **state)
 {
     gp_range *range = make_range(8, 0);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Several threads on the ranges of one pool: each commits and decommits a part of a common range and a range
- * of its own, one trims and moves the limit, one makes ranges and lets them go, and threads race for the same
- * part, for a close, and for the last reference. On real host memory a page that goes too early faults and one
- * that is handed out too early shows in its pattern. Meant for ThreadSanitizer.
+ * Several threads on the ranges of one pool: each commits and decommits a part of a common range
+ * and a range of its own, one trims and moves the limit, one makes ranges and lets them go, and
+ * threads race for the same part, for a close, and for the last reference. On real host memory a
+ * page that goes too early faults and one that is handed out too early shows in its pattern. Meant
+ * for ThreadSanitizer.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -370,8 +371,8 @@ static void threads_fight_for_a_part(void **state)
     end_race(&field);
 }
 
-/* One closes, one commits, one pins and unpins, one drains; the last reference goes in another thread each
- * time. */
+/* One closes, one commits, one pins and unpins, one drains; the last reference goes in another
+ * thread each time. */
 static void close_under_use(struct race *race, unsigned number)
 {
     gp_interval part = {2 * PAGE, 3 * PAGE};

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Plan items 9 and 10: every sequence of operations in a tiny geometry, and every order in which the
- * streams of pending frees can complete. Small enough to be complete where test_model.c is random.
+ * Plan items 9 and 10: every sequence of operations in a tiny geometry, and every order in which
+ * the streams of pending frees can complete. Small enough to be complete where test_model.c is
+ * random.
  *
- * Sequences run to depth 5, those on a range to 6 (7 with GP_TEST_LONG=1); one that reaches a state seen before is not
- * continued. There are two alphabets: operations on blocks, and those on one tiny range.
- * GP_TEST_SEQUENCE="3,1,4" replays one of the first, GP_TEST_RANGE_SEQUENCE one of the second.
+ * Sequences run to depth 5, those on a range to 6 (7 with GP_TEST_LONG=1); one that reaches a state
+ * seen before is not continued. There are two alphabets: operations on blocks, and those on one
+ * tiny range. GP_TEST_SEQUENCE="3,1,4" replays one of the first, GP_TEST_RANGE_SEQUENCE one of the
+ * second.
  *
- * Mutations that this file catches: removing the ticket check (orders_of_completion_and_reuse), removing
- * the wait (all_sequences, by a violation), reaping what has not passed (orders_of_completion_and_reaping).
+ * Mutations that this file catches: removing the ticket check (orders_of_completion_and_reuse),
+ * removing the wait (all_sequences, by a violation), reaping what has not passed
+ * (orders_of_completion_and_reaping).
  */
 #include "tests/support/model.h"
 
@@ -231,8 +234,9 @@ static uint64_t mix_range(uint64_t hash, const gp_pool *pool, const gp_range *ra
     return mix_segment(hash, pool, range->segment);
 }
 
-/* What decides the pool's future: spans with who may still use them, chunks, what is retiring, pending
- * work. Tickets count only by whether a fence that covers them was recorded and has passed. */
+/* What decides the pool's future: spans with who may still use them, chunks, what is retiring,
+ * pending work. Tickets count only by whether a fence that covers them was recorded and has
+ * passed. */
 static uint64_t state_hash(void)
 {
     gp_pool *pool = small.world.pool;

@@ -6,10 +6,10 @@
  * WHAT IS COMPARED
  *   blocks    no two overlap; aligned to 512; mapped with access; when handed to a stream, no pending
  *             work of another stream touches them.
- *   ranges    the committed pages are exactly the model's; each newly given page is mapped and free of
- *             others' work; sizes and addresses.
- *   bytes     used_bytes is the sum of the model's blocks and committed pages; physical_bytes is what the
- *             backing has out.
+ *   ranges    the committed pages are exactly the model's; each newly given page is mapped and free
+ *             of others' work; sizes and addresses.
+ *   bytes     used_bytes is the sum of the model's blocks and committed pages; physical_bytes is what
+ *             the backing has out.
  *   ledger    mapped bytes, chunks and reservations of the pool are exactly the device's.
  *   pool      gp__pool_check(): the pool's own equations.
  */
@@ -62,15 +62,15 @@ void model_clear(struct model *model);
 gp_status model_malloc(struct model *model, size_t bytes, int s, gp_error *error);
 gp_status model_free(struct model *model, size_t index, int s, gp_error *error);
 
-/* ---- ranges (model_range.c): the same for the calls of growpool.h, by the place of the range ---- */
+/* Ranges (model_range.c): the same for the calls of growpool.h, by the place of the range. */
 gp_status model_range_create(struct model *model, size_t index, size_t pages, int s,
                              gp_error *error);
 /* Closes the range and lets go of it. */
 gp_status model_range_close(struct model *model, size_t index, int s, gp_error *error);
 gp_status model_commit(struct model *model, size_t index, const gp_interval *parts, size_t count,
                        int s, gp_error *error);
-/* After GP_ERR_DRIVER, GP_ERR_HOST_MEMORY and GP_ERR_INTERRUPTED all of the parts may be decommitted, or
- * none; after other errors none. */
+/* After GP_ERR_DRIVER, GP_ERR_HOST_MEMORY and GP_ERR_INTERRUPTED all of the parts may be
+ * decommitted, or none; after other errors none. */
 gp_status model_decommit(struct model *model, size_t index, const gp_interval *parts, size_t count,
                          int s, unsigned flags, gp_error *error);
 gp_status model_resize(struct model *model, size_t index, size_t bytes, int s, unsigned flags,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The shadow model's ranges: one byte for each page that ought to be committed. Straightforward and slow on
- * purpose; like the rest of the model it asks the simulator about work and never steers the pool.
+ * The shadow model's ranges: one byte for each page that ought to be committed. Straightforward and
+ * slow on purpose; like the rest of the model it asks the simulator about work and never steers the
+ * pool.
  */
 #include "model.h"
 
@@ -188,8 +189,8 @@ static bool is_pinned(const struct model_range *range, const gp_interval *parts,
     return false;
 }
 
-/* Whether the parts are decommitted now. They are all or none: also after an error, which may be about
- * waiting for memory that has left the range already. */
+/* Whether the parts are decommitted now. They are all or none: also after an error, which may be
+ * about waiting for memory that has left the range already. */
 static bool took_effect(const struct model *model, const struct model_range *range,
                         const gp_interval *parts, size_t count)
 {

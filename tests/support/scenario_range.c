@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scenarios of ranges. Each act goes on from run->step when it is tried again, so that parts that have
- * succeeded are not done twice.
+ * The scenarios of ranges. Each act goes on from run->step when it is tried again, so that parts
+ * that have succeeded are not done twice.
  */
 #include "scenario.h"
 
@@ -68,7 +68,8 @@ static void prepare_busy(struct scenario_run *run)
     launch(run, 1, 2, 3);
 }
 
-/* One chunk of six pages, of which two in the middle were cut out by a stream that is still at work. */
+/* One chunk of six pages, of which two in the middle were cut out by a stream that is still at
+ * work. */
 static void prepare_cut(struct scenario_run *run)
 {
     prepare_range(run);
