@@ -56,7 +56,8 @@
  * fence is recorded at once; freed on another thread, the memory's owner becomes `unknown`.
  *
  * UNKNOWN owners take a context-wide fence (on host: a fence on every known stream), and only in
- * explicit trim, close and drain. The caller answers for captures on streams growpool has not met.
+ * explicit calls: trim, close, drain, a decommit that waits, and a commit over memory that is still
+ * mapped there. The caller answers for captures on streams growpool has not met.
  * A host buffer-protocol export does not make its memory unknown: releasing the export ends the use.
  *
  * INVARIANTS

@@ -71,8 +71,10 @@
  * a doubling is one chunk up to 1 GiB. A chunk is given back whole, so one that a cut goes through
  * stays, counted as kept, and goes with its last committed page; a pool with chunk_size equal to the
  * granularity is exact. Owners belong to the range as a whole: the stream it was made for, those that
- * committed, and those recorded. A commit waits for the owners of memory that is still mapped there
- * (its addresses are the ones that the user wants); it and the bulk forms are all or nothing.
+ * committed, and those recorded. A commit waits for the owners of memory that is still mapped there,
+ * for its addresses are the ones that the user wants: unknown ones too, with a fence of the whole
+ * context, so it is an explicit call like a trim, and its caller answers for captures that growpool
+ * does not know (S3). Commits and the bulk forms are all or nothing.
  *
  * CAPTURES. A block for a stream that captures belongs to the arena of that capture. It comes from
  * memory that everybody has passed, or from new chunks, and once freed it is used again inside the same
@@ -170,7 +172,7 @@ GP_API gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, g
 GP_API gp_pool *gp_pool_retain(gp_pool *pool);
 /* Drops a reference. A pool that was not closed is handed to the reaper, which closes it and lets it
  * go; no waiting here, so finalisers may call it. Chunks whose owners only a context-wide fence could
- * cover stay until the process ends: nobody answers for captures there. After gp_begin_exit(): left as
+ * cover wait for an explicit call, see WHO CLOSES A POOL THAT IS LET GO. After gp_begin_exit(): left as
  * it is. */
 GP_API void gp_pool_release(gp_pool *pool);
 /* Ends every block and range, waits for all owners (unknown ones too), unmaps, returns every chunk, frees the
@@ -295,13 +297,15 @@ GP_API gp_status gp_range_commit(gp_range *range, const gp_interval *intervals, 
                                  gp_stream *stream, size_t *committed, gp_error *error);
 /* Decommits the intervals after their last use on `stream` (NULL: its own); pages that are not committed
  * stay as they are. Chunks without a committed page are given back after one fence for all of them
- * (GP_TRIM_NO_WAIT: by the reaper). GP_ERR_PINNED, GP_ERR_CAPTURE: nothing changed. GP_ERR_INTERRUPTED:
- * decommitted, and given back later. */
+ * (GP_TRIM_NO_WAIT: by the reaper). GP_ERR_PINNED, GP_ERR_CAPTURE and GP_ERR_STATE: nothing changed;
+ * a capture by any owner is one. GP_ERR_INTERRUPTED, and errors of the device or of host memory that
+ * come while it waits: decommitted (gp_range_committed() tells), and given back later. */
 GP_API gp_status gp_range_decommit(gp_range *range, const gp_interval *intervals, size_t count,
                                    gp_stream *stream, unsigned flags, gp_release_result *out,
                                    gp_error *error);
-/* Commits from the start to `size`, rounded up to a page, and decommits what lies behind. Contents below
- * stay. GP_ERR_ARGUMENT: above the maximum. Errors as of the two above; the size is then as before. */
+/* For ranges that are used as growables: commits from the start to `size`, rounded up to a page, when that
+ * is more than before; decommits everything behind it when it is less. Contents below stay. Errors as of
+ * the two above, and GP_ERR_ARGUMENT: above the maximum. The size changes when the pages do. */
 GP_API gp_status gp_range_resize(gp_range *range, size_t size, gp_stream *stream, unsigned flags,
                                  gp_release_result *out, gp_error *error);
 /* `stream` uses the range too, now and later: it becomes an owner. */

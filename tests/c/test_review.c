@@ -31,6 +31,14 @@ static int set_up_with_a_limit(void **state)
     return 0;
 }
 
+static int set_up_with_pages(void **state)
+{
+    world_begin(&world, &(struct world_options){.chunk_size = 2 * MIB});
+    world_open(&world);
+    *state = &world;
+    return 0;
+}
+
 /* The host's device stays once it is open, so it is there before the world counts. */
 static int set_up_with_the_host(void **state)
 {
@@ -367,6 +375,33 @@ static void a_finished_pool_without_a_reaper_is_closed_after_its_last_pin(void *
     assert_int_equal(gp__memory_live(), live);
 }
 
+/* One stuck stream with many chunks must not hold up the others': a chunk that has passed is taken in one of
+ * the next looks, whatever waits before it. */
+static void a_passed_chunk_does_not_wait_its_turn(void **state)
+{
+    gp_range *slow = NULL, *quick = NULL;
+    gp_interval many = {0, 3200 * MIB}, one = {0, 2 * MIB};
+    unsigned looks = 0;
+
+    (void)state;
+    CHECK_OK(gp_range_create(world.pool, many.bytes, world.stream[0], &slow, NULL), NULL);
+    CHECK_OK(gp_range_create(world.pool, one.bytes, world.stream[1], &quick, NULL), NULL);
+    CHECK_OK(gp_range_commit(slow, &many, 1, NULL, NULL, &world.error), &world.error);
+    CHECK_OK(gp_range_commit(quick, &one, 1, NULL, NULL, &world.error), &world.error);
+    world_launch(&world, 0, gp_range_address(slow), 2 * MIB);
+    world_launch(&world, 1, gp_range_address(quick), 2 * MIB);
+    CHECK_OK(gp_range_decommit(slow, &many, 1, NULL, GP_TRIM_NO_WAIT, NULL, NULL), NULL);
+    CHECK_OK(gp_range_decommit(quick, &one, 1, NULL, GP_TRIM_NO_WAIT, NULL, NULL), NULL);
+    for (int look = 0; look < 4; look++)
+        gp__pool_service(world.pool); /* the last of which has recorded what both wait for */
+    gp__sim_complete(world.sim, world.handle[1], 9);
+    for (; gp_range_physical_bytes(quick) > 0; looks++)
+        gp__pool_service(world.pool);
+    CHECK(looks < 8, "%u looks", looks);
+    gp_range_release(slow);
+    gp_range_release(quick);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -385,6 +420,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_block_for_a_forgotten_stream_is_refused, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(work_on_address_0_is_refused, set_up_with_the_host,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(a_passed_chunk_does_not_wait_its_turn, set_up_with_pages,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_join_never_pretends_to_wait_for_a_stream_that_is_gone,
                                         set_up, tear_down),
