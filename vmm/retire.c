@@ -349,77 +349,60 @@ void gp__pool_kick(gp_pool *pool)
         gp__reaper_kick(&pool->reaper);
 }
 
-/* What one look of the reaper is about. */
-struct work {
-    struct gp__retired *list;
-    struct gp__owners retiring; /* of the list, with its own tickets */
-    struct gp__owners wanted; /* whose fences would let the next request have their memory */
-};
-
-/* Takes up to `most` items that have passed, or any, off the first SERVICE_LOOK of the list. What was looked
- * at and stays goes behind the rest, so that the next look sees others. lock: held. */
-static int take_items(gp_pool *pool, struct gp__retired ***tail, int most, bool passed)
+/* The owners of what a look may take, and of free memory that the next request wants. lock: held. */
+static struct gp__owners owners_to_fence(gp_pool *pool, struct gp__owners *wanted)
 {
-    struct gp__retired *stay = NULL, **stay_tail = &stay, **last;
-    int taken = 0;
-    for (int looked = 0; looked < SERVICE_LOOK && taken < most && pool->retiring != NULL;
-         looked++) {
-        struct gp__retired *item = pool->retiring;
-        struct gp__owners owners = gp__timeline_remaining(&pool->timeline, item->owners);
-        bool take = !passed || owners.slots == 0;
-        pool->retiring = item->next;
-        item->next = NULL;
-        if (take) {
-            **tail = item;
-            *tail = &item->next;
-            taken++;
-        } else {
-            *stay_tail = item;
-            stay_tail = &item->next;
-        }
-    }
-    for (last = &pool->retiring; *last != NULL;)
-        last = &(*last)->next;
-    *last = stay;
-    return taken;
-}
-
-/* A few only: while a slow callback takes one back, the others stay in reach of those who need them.
- * Those that have passed come first; the others are taken for their fences. lock: held. */
-static void take_some(gp_pool *pool, struct gp__retired **list)
-{
-    struct gp__retired **tail = list;
-    *list = NULL;
-    int taken = take_items(pool, &tail, SERVICE_BATCH, true);
-    take_items(pool, &tail, SERVICE_BATCH - taken, false);
-}
-
-/* lock: held. */
-static struct work take_work(gp_pool *pool)
-{
-    struct work work = {NULL, {0, 0}, {pool->record_slots, gp__timeline_now(&pool->timeline)}};
-    take_some(pool, &work.list);
-    gp__retire_hold(pool, work.list);
-    pool->visitors++;
+    struct gp__owners retiring = {0, 0};
+    const struct gp__retired *item = pool->retiring;
+    for (int looked = 0; looked < SERVICE_LOOK && item != NULL; looked++, item = item->next)
+        retiring = gp__owners_merge(retiring, item->owners);
+    *wanted = (struct gp__owners){pool->record_slots, gp__timeline_now(&pool->timeline)};
     pool->record_slots = 0;
-    for (const struct gp__retired *item = work.list; item != NULL; item = item->next)
-        work.retiring = gp__owners_merge(work.retiring, item->owners);
-    return work;
+    return retiring;
 }
 
-static void record_and_poll(gp_pool *pool, const struct work *work)
+static void record_and_poll(gp_pool *pool, struct gp__owners retiring, struct gp__owners wanted)
 {
     gp_device *device = pool->device;
     struct gp__entry entry;
-    if ((work->retiring.slots | work->wanted.slots) == 0 ||
+    if ((retiring.slots | wanted.slots) == 0 ||
         device->driver->enter(device, &entry, NULL) != GP_OK)
         return;
-    gp__timeline_record(&pool->timeline, work->retiring, NULL);
-    gp__timeline_record(&pool->timeline, work->wanted, NULL);
+    gp__timeline_record(&pool->timeline, retiring, NULL);
+    gp__timeline_record(&pool->timeline, wanted, NULL);
     gp__mutex_lock(&pool->lock);
     gp__timeline_poll(&pool->timeline);
     gp__mutex_unlock(&pool->lock);
     device->driver->leave(device, &entry);
+}
+
+/* Takes what has passed: a few only, so that the others stay in reach of those who need them while a slow
+ * callback takes one back. What was looked at and must wait goes behind the rest, so that one stuck
+ * stream does not hide the others' chunks. lock: held. */
+static struct gp__retired *take_passed(gp_pool *pool)
+{
+    struct gp__retired *taken = NULL, **taken_end = &taken;
+    struct gp__retired *waiting = NULL, **waiting_end = &waiting;
+    int count = 0;
+    for (int looked = 0; looked < SERVICE_LOOK && count < SERVICE_BATCH && pool->retiring != NULL;
+         looked++) {
+        struct gp__retired *item = pool->retiring;
+        struct gp__retired ***end = &waiting_end;
+        if (gp__timeline_remaining(&pool->timeline, item->owners).slots == 0) {
+            end = &taken_end;
+            count++;
+        }
+        pool->retiring = item->next;
+        item->next = NULL;
+        **end = item;
+        *end = &item->next;
+    }
+    struct gp__retired **last = &pool->retiring;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = waiting;
+    gp__retire_hold(pool, taken);
+    return taken;
 }
 
 /* lock: held. */
@@ -454,19 +437,23 @@ uint64_t gp__pool_service(void *context)
     gp_pool *pool = context;
     if (gp__is_exiting())
         return UINT64_MAX;
+    struct gp__owners wanted;
     gp__mutex_lock(&pool->lock);
-    bool let_go = is_let_go(pool);
-    if (let_go) {
+    if (is_let_go(pool)) {
         gp__mutex_unlock(&pool->lock);
         return gp__orphan_service(pool);
     }
-    struct work work = take_work(pool);
+    struct gp__owners retiring = owners_to_fence(pool, &wanted);
+    pool->visitors++;
     gp__mutex_unlock(&pool->lock);
     gp__range_free_parted(pool);
-    record_and_poll(pool, &work);
+    record_and_poll(pool, retiring, wanted);
+    gp__mutex_lock(&pool->lock);
+    struct gp__retired *list = take_passed(pool);
+    gp__mutex_unlock(&pool->lock);
     size_t returned = 0;
-    if (work.list != NULL)
-        gp__retire_finish(pool, work.list, GP__REAP_READY, NULL, NULL, &returned, NULL);
+    if (list != NULL)
+        gp__retire_finish(pool, list, GP__REAP_READY, NULL, NULL, &returned, NULL);
     gp__mutex_lock(&pool->lock);
     pool->visitors--;
     pthread_cond_broadcast(&pool->changed);
