@@ -160,6 +160,11 @@ static void check_mappings(struct check *check, const struct gp__segment *segmen
            segment->mapped_bytes, mapped);
 }
 
+static size_t count_nodes(const struct gp__tree_node *node)
+{
+    return node == NULL ? 0 : 1 + count_nodes(node->left) + count_nodes(node->right);
+}
+
 /* A range's own figures; its neighbours in state USED are one span. */
 static void check_range(struct check *check, const gp_range *range)
 {
@@ -171,18 +176,12 @@ static void check_range(struct check *check, const gp_range *range)
                    span->next->state != GP_SPAN_USED,
                "two committed neighbours of a range", span->va, 0);
     }
-    for (const struct gp__range_pin *pin = range->pins; pin != NULL; pin = pin->next)
-        check->pins++;
+    check->pins += count_nodes(range->pins.root);
     expect(check, range->committed_bytes == committed, "a range's committed bytes",
            range->committed_bytes, committed);
     expect(check, range->segment->range == range, "a range's segment", range->address, 0);
     expect(check, !range->closed || range->segment->mapped_bytes > 0 || range->claims > 0,
            "a closed range that was not buried", range->address, range->max_bytes);
-}
-
-static size_t count_nodes(const struct gp__tree_node *node)
-{
-    return node == NULL ? 0 : 1 + count_nodes(node->left) + count_nodes(node->right);
 }
 
 static void check_bins(struct check *check)

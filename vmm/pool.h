@@ -110,9 +110,9 @@ struct gp__segment {
 
 /* A part of a range that is exported. */
 struct gp__range_pin {
+    struct gp__tree_node node; /* `bytes` is the offset, `va` a number. First member. */
     size_t offset;
     size_t bytes;
-    struct gp__range_pin *next;
 };
 
 /* STATES. open --close or last release--> closed --nothing mapped, no claim--> buried (segment NULL,
@@ -128,7 +128,9 @@ struct gp_range {
     struct gp__segment *segment; /* NULL: empty or buried */
     uint64_t slots; /* owners */
     uint64_t unpinned; /* the clock when the last pin went */
-    struct gp__range_pin *pins;
+    struct gp__tree pins; /* by offset, then in the order they came */
+    size_t longest_pin; /* bytes: of those pinned now, or more */
+    uint64_t pin_total; /* ever made */
     size_t size; /* of the last resize */
     size_t committed_bytes;
     unsigned claims; /* commits under way */
@@ -411,7 +413,8 @@ void gp__range_free_segments(gp_pool *pool, struct gp__segment *segments);
 /* ---- resize.c; lock: held ---- */
 /* GP_OK when the range takes work. */
 gp_status gp__range_check_open(const gp_range *range, gp_error *error);
-gp_status gp__range_pinned(const gp_range *range, const struct gp__range_pin *pin, gp_error *error);
+/* GP_ERR_PINNED, by this pin. */
+gp_status gp__range_pinned(const gp_range *range, const struct gp__tree_node *pin, gp_error *error);
 /* The range's owners, and this stream (NULL: its own), stamped now. Unknown users that are known to be done
  * are left out. */
 struct gp__owners gp__range_stamp(gp_range *range, gp_stream *stream, bool *record_now);

@@ -38,11 +38,6 @@ static void list_range(gp_range *range, struct gp__segment *segment)
 
 static void free_range(gp_range *range)
 {
-    while (range->pins != NULL) {
-        struct gp__range_pin *pin = range->pins;
-        range->pins = pin->next;
-        gp__free(pin);
-    }
     gp_stream_release(range->stream);
     gp__free(range);
 }
@@ -191,7 +186,8 @@ bool gp__range_unclaim(gp_range *range, struct gp__segment **dead)
 static gp_status check_end(const gp_range *range, bool *done, gp_error *error)
 {
     *done = range->closed || range->pool->closed;
-    return *done || range->pins == NULL ? GP_OK : gp__range_pinned(range, range->pins, error);
+    const struct gp__tree_node *pin = range->pins.root;
+    return *done || pin == NULL ? GP_OK : gp__range_pinned(range, pin, error);
 }
 
 /* Leaves the addresses of a range that has nothing left to the reaper: freeing them is a driver call, which
@@ -309,8 +305,10 @@ gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknow
                               "of at most %zu bytes; commit them before exporting them",
                               bytes, offset, range->committed_bytes, range->max_bytes);
     if (status == GP_OK) {
-        *pin = (struct gp__range_pin){offset, bytes, range->pins};
-        range->pins = pin;
+        *pin = (struct gp__range_pin){{NULL, NULL, offset, ++range->pin_total}, offset, bytes};
+        gp__tree_insert(&range->pins, &pin->node);
+        if (range->longest_pin < bytes)
+            range->longest_pin = bytes;
         pool->pinned++;
         if (unknown)
             range->slots |= GP__UNKNOWN;
@@ -322,18 +320,26 @@ gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknow
     return status;
 }
 
+/* The oldest pin of exactly this part, or NULL. lock: held. */
+static struct gp__range_pin *find_pin(const gp_range *range, size_t offset, size_t bytes)
+{
+    struct gp__tree_node *node = gp__tree_at_least(&range->pins, offset, 0);
+    while (node != NULL && node->bytes == offset && ((struct gp__range_pin *)node)->bytes != bytes)
+        node = gp__tree_at_least(&range->pins, offset, node->va + 1);
+    return node != NULL && node->bytes == offset ? (struct gp__range_pin *)node : NULL;
+}
+
 void gp_range_unpin(gp_range *range, size_t offset, size_t bytes)
 {
     gp_pool *pool = range->pool;
     if (gp__pool_enter(pool, NULL) != GP_OK)
         return;
     gp__mutex_lock(&pool->lock);
-    struct gp__range_pin **link = &range->pins;
-    while (*link != NULL && ((*link)->offset != offset || (*link)->bytes != bytes))
-        link = &(*link)->next;
-    struct gp__range_pin *pin = *link;
+    struct gp__range_pin *pin = find_pin(range, offset, bytes);
     if (pin != NULL) {
-        *link = pin->next;
+        gp__tree_remove(&range->pins, &pin->node);
+        if (range->pins.root == NULL)
+            range->longest_pin = 0;
         pool->pinned--;
         range->unpinned = gp__timeline_now(&pool->timeline);
     }

@@ -137,30 +137,42 @@ gp_status gp_range_commit(gp_range *range, const gp_interval *intervals, size_t 
 struct gp__owners gp__range_stamp(gp_range *range, gp_stream *stream, bool *record_now)
 {
     struct gp__timeline *timeline = &range->pool->timeline;
-    if (range->pins == NULL && timeline->unknown_passed >= range->unpinned)
+    if (range->pins.root == NULL && timeline->unknown_passed >= range->unpinned)
         range->slots &= ~GP__UNKNOWN;
     return gp__timeline_stamp(timeline, range->slots, stream != NULL ? stream : range->stream,
                               record_now);
 }
 
-gp_status gp__range_pinned(const gp_range *range, const struct gp__range_pin *pin, gp_error *error)
+gp_status gp__range_pinned(const gp_range *range, const struct gp__tree_node *node, gp_error *error)
 {
+    const struct gp__range_pin *pin = (const struct gp__range_pin *)node;
     return gp_error_set(error, GP_ERR_PINNED,
                         "%zu bytes at offset %zu of the range of %zu bytes have live exports; "
                         "release them first",
                         pin->bytes, pin->offset, range->max_bytes);
 }
 
-/* What forbids to decommit the parts. Pins are few. lock: held. */
+/* A pin that overlaps the part, or NULL: looks down from its end, no further than the longest pin reaches. */
+static const struct gp__tree_node *pin_over(const gp_range *range, const gp_interval *part)
+{
+    const struct gp__tree_node *node = gp__tree_below(&range->pins, part->offset + part->bytes, 0);
+    while (node != NULL && node->bytes + range->longest_pin > part->offset) {
+        const struct gp__range_pin *pin = (const struct gp__range_pin *)node;
+        if (pin->bytes > 0 && pin->offset + pin->bytes > part->offset)
+            return node;
+        node = gp__tree_below(&range->pins, node->bytes, node->va);
+    }
+    return NULL;
+}
+
+/* What forbids to decommit the parts. lock: held. */
 static gp_status check_parts(const gp_range *range, const gp_interval *parts, size_t count,
                              gp_error *error)
 {
-    for (const struct gp__range_pin *pin = range->pins; pin != NULL; pin = pin->next) {
-        for (size_t i = 0; i < count; i++) {
-            if (pin->bytes > 0 && pin->offset < parts[i].offset + parts[i].bytes &&
-                parts[i].offset < pin->offset + pin->bytes)
-                return gp__range_pinned(range, pin, error);
-        }
+    for (size_t i = 0; i < count && range->pins.root != NULL; i++) {
+        const struct gp__tree_node *pin = pin_over(range, &parts[i]);
+        if (pin != NULL)
+            return gp__range_pinned(range, pin, error);
     }
     for (size_t i = 0; i < count && range->claims > 0; i++) {
         uintptr_t va = range->address + parts[i].offset;

@@ -227,7 +227,7 @@ static uint64_t mix_segment(uint64_t hash, const gp_pool *pool, const struct gp_
 
 static uint64_t mix_range(uint64_t hash, const gp_pool *pool, const gp_range *range)
 {
-    hash = mix(hash, range->closed * 2u + (range->pins != NULL));
+    hash = mix(hash, range->closed * 2u + (range->pins.root != NULL));
     hash = mix(hash, range->slots);
     hash = mix(hash, pool->timeline.unknown_passed >= range->unpinned);
     hash = mix(hash, range->size);
