@@ -21,6 +21,7 @@
 #include "memory.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -60,14 +61,24 @@ static void *pointer_to(uintptr_t va)
     return (void *)va; /* addresses are numbers everywhere else */
 }
 
-/* Out-of-reach pages at an address that is a multiple of the granularity: asks for more than that
- * and gives the ends back. 0 with errno set when the system refuses. */
+/* Out-of-reach pages at an address that is a multiple of the granularity. Linux from 6.7 on aligns ranges
+ * of huge pages by itself; elsewhere this asks for more and gives the ends back, which is two calls
+ * more for each chunk. 0 with errno set when the system refuses. */
 static uintptr_t map_aligned(size_t bytes)
 {
+    static _Atomic bool unaligned; /* this kernel does not */
     size_t padded;
     if (__builtin_add_overflow(bytes, GRANULARITY, &padded)) {
         errno = ENOMEM;
         return 0;
+    }
+    if (!atomic_load_explicit(&unaligned, memory_order_relaxed)) {
+        void *exact = mmap(NULL, bytes, PROT_NONE, PRIVATE_PAGES, -1, 0);
+        if (exact != MAP_FAILED && (uintptr_t)exact % GRANULARITY == 0)
+            return (uintptr_t)exact;
+        if (exact != MAP_FAILED)
+            (void)munmap(exact, bytes);
+        atomic_store_explicit(&unaligned, exact != MAP_FAILED, memory_order_relaxed);
     }
     void *pointer = mmap(NULL, padded, PROT_NONE, PRIVATE_PAGES, -1, 0);
     if (pointer == MAP_FAILED) {
