@@ -40,7 +40,7 @@ def test_the_demo_tells_its_story_on_the_host() -> None:
     assert "LimitExceededError" in done.stdout
     steps = re.findall(r"^(\d)\. ", done.stdout, re.M)
     assert steps == list("1234567")
-    assert done.stdout.rstrip().endswith("Every check held; all 14 chunks went back.")
+    assert done.stdout.rstrip().endswith("Every check held; all 22 chunks went back.")
 
 
 def test_the_demo_works_without_rich_and_without_unicode() -> None:

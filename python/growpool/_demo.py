@@ -370,6 +370,28 @@ class Demo:
         check(not self.pool.snapshot()["chunks"], "no chunk is left")
         self._end_step()
 
+    def grow_in_place(self) -> None:
+        self.screen.step("An object that grows: its address stays, and nothing is copied")
+        with self.pool.growable(8 * self.unit) as growable:
+            growable.resize(self.unit)
+            growable.fill(7)
+            address = growable.handle
+            for times in (2, 4, 8):
+                growable.resize(times * self.unit)
+            grown = f"{size_text(self.unit)} became {size_text(growable.size)}"
+            self.screen.say(f"   {grown} in three steps, all at {address:#x}")
+            check(growable.handle == address, "the address is the same")
+            first = bytearray(self.unit)
+            with growable.view(self.unit) as view:
+                view.copy_to(first)
+            check(first.count(7) == self.unit, "what was there is still there")
+            self._end_step()
+            released = growable.resize(self.unit).released_bytes
+            self.screen.say(f"   {size_text(released)} went back at its tail")
+            check(released == 7 * self.unit, "seven units went back")
+            self._end_step()
+        self.pool.trim()
+
 
 @contextlib.contextmanager
 def open_pool(device: str, supplier: Supplier, unit: int) -> Iterator[growpool.Pool]:
@@ -402,10 +424,11 @@ def tell(screen: Screen, device: str) -> None:
         demo.trim_beside_work()
         demo.retire_under_work()
         demo.shrink()
+        demo.grow_in_place()
     check(not supplier.out, "every chunk went back")
-    check(supplier.made == supplier.taken_back == 14, "fourteen chunks were made and taken back")
+    check(supplier.made == supplier.taken_back == 22, "22 chunks were made and taken back")
     screen.say("")
-    screen.say("Every check held; all 14 chunks went back.", "bold green")
+    screen.say("Every check held; all 22 chunks went back.", "bold green")
 
 
 def run(device: str | None = None) -> int:
