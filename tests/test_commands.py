@@ -39,7 +39,7 @@ def test_the_demo_tells_its_story_on_the_host() -> None:
     assert done.stderr == ""
     assert "LimitExceededError" in done.stdout
     steps = re.findall(r"^(\d)\. ", done.stdout, re.M)
-    assert steps == list("1234567")
+    assert steps == list("12345678")
     assert done.stdout.rstrip().endswith("Every check held; all 22 chunks went back.")
 
 
