@@ -100,7 +100,9 @@ gp_status gp_pool_synchronize(gp_pool *pool, gp_stream *stream, bool whole, gp_e
 gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *error)
 {
     struct visit visit;
-    gp_status status = gp__pool_check_stream(pool, to, error);
+    gp_status status = gp__pool_enter(pool, error);
+    if (status == GP_OK)
+        status = gp__pool_check_stream(pool, to, error);
     if (status == GP_OK)
         status = check_known(pool, to, error);
     if (status == GP_OK)

@@ -12,6 +12,7 @@
 #define TIB    (GIB << 10)
 #define POOLS  1000
 #define BLOCKS 100 /* in each pool */
+#define LIVE   100000 /* in one pool */
 
 static gp__sim *sim;
 
@@ -121,6 +122,48 @@ static void a_thousand_pools_share_the_addresses(void **state)
     close_pool(again);
 }
 
+static int by_value(const void *a, const void *b)
+{
+    uintptr_t x = *(const uintptr_t *)a, y = *(const uintptr_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* No two overlap, half of them go and come back into the same memory, and the last free leaves one run. */
+static void many_live_blocks_in_one_pool(void **state)
+{
+    static uintptr_t blocks[LIVE], sorted[LIVE];
+    gp_pool *pool = open_pool(GIB);
+    gp_stream *stream = NULL;
+    gp_pool_stats stats;
+    char message[400];
+    size_t released = 0;
+    (void)state;
+    CHECK_OK(gp_pool_stream(pool, 0, &stream, NULL), NULL);
+    for (size_t i = 0; i < LIVE; i++)
+        blocks[i] = take(pool, stream, 512);
+    for (size_t i = 0; i < LIVE; i += 2)
+        CHECK_OK(gp_pool_free(pool, blocks[i], NULL, 0, NULL), NULL);
+    CHECK(gp__pool_check(pool, message, sizeof message), "%s", message);
+    for (size_t i = 0; i < LIVE; i += 2)
+        blocks[i] = take(pool, stream, 512);
+    memcpy(sorted, blocks, sizeof sorted);
+    qsort(sorted, LIVE, sizeof *sorted, by_value);
+    for (size_t i = 1; i < LIVE; i++)
+        CHECK(sorted[i] - sorted[i - 1] >= 512, "blocks %zu and %zu overlap", i - 1, i);
+    gp_pool_get_stats(pool, &stats);
+    assert_int_equal(stats.used_bytes, LIVE * 512);
+    assert_int_equal(stats.peak_used_bytes, LIVE * 512);
+    CHECK(stats.physical_bytes <= LIVE * 512 + 32 * MIB, "%zu physical bytes",
+          stats.physical_bytes);
+    for (size_t i = 0; i < LIVE; i++)
+        CHECK_OK(gp_pool_free(pool, blocks[i], NULL, 0, NULL), NULL);
+    CHECK(gp__pool_check(pool, message, sizeof message), "%s", message);
+    CHECK_OK(gp_pool_trim(pool, 0, 0, &released, NULL), NULL);
+    assert_int_equal(released, stats.physical_bytes);
+    gp_stream_release(stream);
+    close_pool(pool);
+}
+
 static void ranges_count_and_give_their_addresses_back(void **state)
 {
     enum { RANGES = 1000 };
@@ -141,6 +184,34 @@ static void ranges_count_and_give_their_addresses_back(void **state)
         gp_range_release(ranges[i]);
     CHECK_OK(gp_pool_trim(pool, 0, 0, NULL, &error), &error);
     assert_int_equal(address_bytes(pool), GIB);
+    gp_stream_release(stream);
+    close_pool(pool);
+}
+
+/* Range after range takes 1 TiB until the device has no more; a closed one makes room for the next. */
+static void ranges_run_out_of_addresses(void **state)
+{
+    static gp_range *ranges[65];
+    gp_pool *pool = open_pool(GIB);
+    gp_stream *stream = NULL;
+    gp_error error = {0};
+    size_t count = 0;
+    gp_status status;
+    (void)state;
+    CHECK_OK(gp_pool_stream(pool, 0, &stream, NULL), NULL);
+    while ((status = gp_range_create(pool, TIB, stream, &ranges[count], &error)) == GP_OK)
+        count++;
+    assert_int_equal(status, GP_ERR_ADDRESS_SPACE);
+    assert_in_range(count, 60, 64);
+    assert_int_equal(address_bytes(pool), count * TIB);
+    gp_range_release(ranges[0]);
+    CHECK_OK(gp_pool_drain(pool, &error), &error);
+    CHECK_OK(gp_range_create(pool, TIB, stream, &ranges[0], &error), &error);
+    assert_int_equal(address_bytes(pool), count * TIB);
+    while (count > 0)
+        gp_range_release(ranges[--count]);
+    CHECK_OK(gp_pool_drain(pool, &error), &error);
+    assert_int_equal(address_bytes(pool), 0);
     gp_stream_release(stream);
     close_pool(pool);
 }
@@ -171,6 +242,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_thousand_pools_share_the_addresses),
+        TEST(many_live_blocks_in_one_pool),
+        TEST(ranges_run_out_of_addresses),
         TEST(ranges_count_and_give_their_addresses_back),
         TEST(running_out_of_addresses_says_so),
     };

@@ -259,6 +259,8 @@ static void pins_hold_blocks_and_pools(void **state)
     CHECK_STATUS(GP_ERR_PINNED, gp_pool_free(world.pool, va, NULL, 0, &world.error), NULL);
     CHECK_STATUS(GP_ERR_PINNED, gp_pool_close(world.pool, &world.error), NULL);
     gp_pool_unpin(world.pool, va);
+    CHECK_STATUS(GP_ERR_PINNED, gp_pool_free(world.pool, va, NULL, 0, &world.error), NULL);
+    CHECK(strstr(world.error.message, "1 live export") != NULL, "\"%s\"", world.error.message);
     CHECK_STATUS(GP_ERR_PINNED, gp_pool_close(world.pool, &world.error), NULL);
     after = world_stats(&world);
     assert_memory_equal(&before, &after, sizeof before);

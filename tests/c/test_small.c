@@ -487,6 +487,39 @@ static void reuse_in_order(const unsigned *order, unsigned count)
     end_orders(count);
 }
 
+/* Ranges that were closed under work: the addresses of each are free once its own stream has completed,
+ * and not before. */
+static void bury_in_order(const unsigned *order, unsigned count)
+{
+    struct world *world = &orders.world;
+    gp_range *ranges[MOST_ORDER];
+    uintptr_t va[MOST_ORDER];
+    size_t addresses;
+
+    begin_orders(count);
+    addresses = world_stats(world).address_bytes;
+    for (unsigned i = 0; i < count; i++) {
+        gp__sim_complete(world->sim, orders.handle[i], SIZE_MAX);
+        CHECK_OK(gp_range_create(world->pool, 8 * MIB, orders.stream[i], &ranges[i], NULL), NULL);
+        CHECK_OK(gp_range_resize(ranges[i], 2 * MIB, NULL, 0, NULL, NULL), NULL);
+        va[i] = gp_range_address(ranges[i]);
+        gp__sim_launch(world->sim, orders.handle[i], va[i], 2 * MIB);
+    }
+    for (unsigned i = 0; i < count; i++)
+        gp_range_release(ranges[i]);
+    gp__pool_service(world->pool);
+    for (unsigned i = 0; i < count; i++) {
+        CHECK(world_stats(world).address_bytes == addresses + (count - i) * 8 * MIB,
+              "%zu bytes of addresses, %u ranges are in use", world_stats(world).address_bytes,
+              count - i);
+        CHECK(gp__sim_is_accessible(world->sim, va[order[i]], 2 * MIB), "unmapped under work");
+        gp__sim_complete(world->sim, orders.handle[order[i]], SIZE_MAX);
+        gp__pool_service(world->pool);
+    }
+    assert_int_equal(world_stats(world).address_bytes, addresses);
+    end_orders(count);
+}
+
 /* Heap's algorithm: every permutation of `order`. */
 static void for_all_orders(unsigned *order, unsigned length, unsigned count,
                            void (*run)(const unsigned *order, unsigned count))
@@ -526,11 +559,18 @@ static void orders_of_completion_and_reuse(void **state)
     run_orders(reuse_in_order);
 }
 
+static void orders_of_completion_and_burying(void **state)
+{
+    (void)state;
+    run_orders(bury_in_order);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(orders_of_completion_and_reaping),
         cmocka_unit_test(orders_of_completion_and_reuse),
+        cmocka_unit_test(orders_of_completion_and_burying),
         cmocka_unit_test(all_sequences),
         cmocka_unit_test(all_sequences_on_a_range),
     };

@@ -23,10 +23,15 @@ class Supplier:
         self.given = 0
         self.refusals = 0  # how many requests to come are refused
         self.error: BaseException | None = None  # raised instead of an answer
+        self.allowed: int | None = None  # so many chunks are still given before any of that
 
     def alloc(self, size: int, device: int, stream: int) -> growpool.Chunk | None:
-        if self.error is not None:
+        if self.allowed:
+            self.allowed -= 1
+        elif self.error is not None:
             raise self.error
+        elif self.allowed == 0:
+            return None
         if self.refusals > 0:
             self.refusals -= 1
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,20 @@ def make(device: str) -> Lab:
     if device == "host":
         return HostLab()
     return SimLab() if device == "sim" else CudaLab(device)
+
+
+def expect(lab: Lab, memory: Any, *parts: tuple[int, int]) -> None:
+    """The memory is these (byte, size) runs, one after the other."""
+    got = bytearray(memory.nbytes)
+    memory.copy_to(got)
+    if lab.has_contents:
+        assert got == b"".join(bytes([value]) * size for value, size in parts)
+
+
+def gives_back(pool: growpool.Pool, *, down_to: int = 0) -> None:
+    """Trims until no more than that is left; drivers tell of a graph's end a moment later."""
+    end = time.monotonic() + 10
+    while pool.stats.physical_bytes > down_to:
+        pool.trim()
+        assert time.monotonic() < end, pool.stats
+    assert pool.stats.physical_bytes == down_to

@@ -12,17 +12,9 @@ from typing import Any
 
 import growpool
 import pytest
-from lab import MIB, PAGE, Lab
+from lab import MIB, PAGE, Lab, expect
 
 pytestmark = pytest.mark.contract
-
-
-def expect(lab: Lab, memory: Any, *parts: tuple[int, int]) -> None:
-    """The memory is these (byte, size) runs, one after the other."""
-    got = bytearray(memory.nbytes)
-    memory.copy_to(got)
-    if lab.has_contents:
-        assert got == b"".join(bytes([value]) * size for value, size in parts)
 
 
 # ---- blocks ----
@@ -208,6 +200,57 @@ def test_a_failed_resize_changes_nothing(lab: Lab, supplier: Any) -> None:
         growable.resize(4 * PAGE)
 
 
+@pytest.mark.parametrize("raises", [False, True], ids=["refused", "raised"])
+def test_contents_survive_a_growth_that_fails_at_any_chunk(
+    lab: Lab, supplier: Any, pool: growpool.Pool, raises: bool
+) -> None:
+    class Own(Exception):
+        pass
+
+    expected = Own if raises else growpool.OutOfMemoryError
+    with pool.growable(8 * PAGE, stream=lab.stream()) as growable:
+        growable.resize(2 * PAGE)
+        growable.fill(1)
+        supplier.error = Own() if raises else None
+        for given in range(4):
+            supplier.allowed = given
+            with pytest.raises(expected):
+                growable.resize(6 * PAGE)
+            assert growable.size == 2 * PAGE == supplier.bytes_out == growable.physical_bytes
+            expect(lab, growable, (1, 2 * PAGE))
+        supplier.error = supplier.allowed = None
+        growable.resize(6 * PAGE)
+        with growable.view(2 * PAGE) as view:
+            expect(lab, view, (1, 2 * PAGE))
+
+
+@pytest.mark.parametrize("end", ["shrink", "decommit", "close", "close the pool"])
+def test_queued_work_is_waited_for_before_memory_goes(lab: Lab, supplier: Any, end: str) -> None:
+    with supplier.pool(chunk_size=PAGE) as pool:
+        first, second = lab.stream(), lab.stream()
+        growable = pool.growable(16 * PAGE, stream=first)
+        growable.resize(16 * PAGE)
+        sparse = pool.range(16 * PAGE, stream=first)
+        sparse.commit(0, 16 * PAGE)
+        for memory in (growable, sparse):
+            memory.record_stream(second)
+            for round_ in range(8):
+                memory.view(16 * PAGE).fill(7, (first, second)[round_ % 2])
+        if end == "shrink":
+            assert growable.resize(PAGE).released_bytes == 15 * PAGE
+            expect(lab, growable, (7, PAGE))
+        elif end == "decommit":
+            assert sparse.decommit(0, 15 * PAGE).released_bytes == 15 * PAGE
+            with sparse.view(PAGE, offset=15 * PAGE) as view:
+                expect(lab, view, (7, PAGE))
+        elif end == "close":
+            growable.close()
+            sparse.close(second)
+            pool.trim()
+            assert pool.stats.physical_bytes == 0
+    assert supplier.out == []
+
+
 # ---- ranges ----
 
 
@@ -356,29 +399,66 @@ def test_a_pool_is_its_own_peer(lab: Lab, supplier: Any) -> None:
         buffer.close()
 
 
-# ---- captures ----
+# ---- what can be seen ----
 
 
-def test_a_graph_keeps_the_memory_of_its_capture(lab: Lab, pool: growpool.Pool) -> None:
-    if not lab.has_captures:
-        assert lab.device == "host"  # streams of the host are not captured
-        return
-    captured, other = lab.stream(), lab.stream()
-    capture = lab.capture(captured)
-    first = pool.malloc(PAGE, captured)
-    pool.free(first, captured)
-    assert pool.malloc(PAGE, captured) == first
-    pool.free(first, captured)
-    capture.end()
-    block = pool.allocate(PAGE, stream=other)
-    assert block.handle != first
-    block.close()
-    assert pool.trim() == PAGE
-    with pytest.raises(growpool.CaptureError, match="graph"):
-        pool.close()
-    capture.close()
-    assert pool.trim() == PAGE
-    assert pool.stats.physical_bytes == 0
+def test_a_snapshot_shows_ranges_chunk_by_chunk(lab: Lab, supplier: Any) -> None:
+    with supplier.pool() as pool, pool.range(16 * PAGE, stream=lab.stream()) as range_:
+        range_.commit(2 * PAGE, 4 * PAGE)
+        range_.commit(10 * PAGE, PAGE)
+        range_.decommit(3 * PAGE, PAGE)
+        block = pool.allocate(PAGE)
+        snapshot = pool.snapshot()
+        (segment,) = (s for s in snapshot["segments"] if s["address"] == range_.handle)
+        assert segment["bytes"] == 16 * PAGE
+        states = [(span["state"], span["bytes"] // PAGE) for span in segment["spans"]]
+        assert states == [
+            ("hole", 2),
+            ("used", 1),
+            ("free", 1),
+            ("used", 2),
+            ("hole", 4),
+            ("used", 1),
+            ("hole", 5),
+        ]
+        assert all(span["owners"] == 1 for span in segment["spans"] if span["state"] == "used")
+        inside = [
+            (chunk["address"] - range_.handle, chunk["bytes"])
+            for chunk in snapshot["chunks"]
+            if 0 <= chunk["address"] - range_.handle < 16 * PAGE
+        ]
+        assert inside == [(2 * PAGE, 4 * PAGE), (10 * PAGE, PAGE)]
+        assert sum(chunk["bytes"] for chunk in snapshot["chunks"]) == pool.stats.physical_bytes
+        stats = pool.stats
+        assert stats.used_bytes == 5 * PAGE and stats.free_bytes == stats.physical_bytes - 5 * PAGE
+        block.close()
+        assert sum(s["bytes"] for s in pool.snapshot()["segments"]) == stats.address_bytes
+
+
+def test_addresses_are_accounted_and_run_out_by_name(lab: Lab, supplier: Any) -> None:
+    with supplier.pool(address_space=8 * PAGE, chunk_size=PAGE) as pool:
+        growable, range_ = pool.growable(100 * PAGE), pool.range(200 * PAGE)
+        assert pool.stats.address_bytes == 300 * PAGE  # none for blocks before the first
+        block = pool.allocate(5 * PAGE)
+        assert pool.stats.address_bytes == 308 * PAGE
+        impossible = [
+            lambda: pool.allocate(5 * PAGE),
+            lambda: pool.malloc(9 * PAGE),
+            lambda: pool.growable(1 << 60),
+            lambda: pool.range(1 << 60),
+        ]
+        for call in impossible:
+            with pytest.raises(growpool.AddressSpaceError, match="addresses, not memory"):
+                call()
+        assert pool.stats.address_bytes == 308 * PAGE
+        assert pool.stats.physical_bytes == 5 * PAGE == supplier.bytes_out
+        block.close()
+        pool.allocate(8 * PAGE).close()  # what idle memory holds is no reason to refuse
+        growable.close()
+        range_.close()
+        pool.drain()
+        assert pool.stats.address_bytes == 8 * PAGE
+    assert pool.stats.address_bytes == 0
 
 
 # ---- many ----

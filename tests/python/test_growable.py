@@ -83,13 +83,64 @@ def test_chunk_size_makes_it_exact(supplier: Supplier) -> None:
         assert growable.physical_bytes == 4 * PAGE
 
 
-def test_doubling_asks_for_few_large_chunks(pool: Pool, supplier: Supplier) -> None:
-    growable = pool.growable("4 GiB")
-    size = 64 * MIB
-    while size <= 1 << 30:
-        growable.resize(size)
-        size *= 2
-    assert len(supplier.calls) <= 6
+def test_doubling_asks_for_few_large_chunks(sim: Any) -> None:
+    """Each step is one chunk, up to the largest size that a chunk has: 1 GiB."""
+    with Pool(sim.device) as pool:
+        growable = pool.growable("16 GiB")
+        size, expected = 64 * MIB, []
+        while size <= 16 << 30:
+            before = len(sim.log())
+            added = size - growable.size
+            growable.resize(size)
+            asked = [line for line in sim.log()[before:] if line.startswith("create ")]
+            assert len(asked) == max(1, added >> 30)
+            assert all(f" bytes={min(added, 1 << 30)} " in line for line in asked), asked
+            expected.append(len(asked))
+            size *= 2
+        assert expected == [1, 1, 1, 1, 1, 1, 2, 4, 8]
+        assert pool.stats.chunk_count == 20
+        assert growable.physical_bytes == 16 << 30
+
+
+def test_contents_survive_resizes_that_fail(supplier: Supplier) -> None:
+    """No answer, a wrong one, an exception: at every chunk of a step, the contents stay."""
+    random.seed(21)
+
+    class Own(Exception):
+        pass
+
+    left = -1
+
+    def alloc(size: int, device: int, stream: int) -> Any:
+        nonlocal left
+        left -= 1
+        return failure() if left == 0 else supplier.alloc(size, device, stream)
+
+    def no_memory() -> Any:
+        raise MemoryError
+
+    def broken() -> Any:
+        raise Own
+
+    with Pool("host", alloc=alloc, free=supplier.free, chunk_size=PAGE) as pool:
+        growable = pool.growable(16 * PAGE)
+        growable.resize(3 * PAGE - 100)
+        contents = random.randbytes(3 * PAGE - 100)
+        memoryview(growable)[:] = contents
+        cases: list[tuple[Any, type[Exception]]] = [
+            (no_memory, growpool.OutOfMemoryError),
+            (broken, Own),
+            (lambda: "no chunk", TypeError),
+        ]
+        for how, error in cases:
+            failure = how
+            for number in range(1, 6):
+                left = number
+                with pytest.raises(error):
+                    growable.resize(8 * PAGE)
+                assert growable.size == len(contents)
+                assert growable.physical_bytes == 3 * PAGE == supplier.out_bytes
+                assert bytes(memoryview(growable)) == contents
 
 
 def test_without_waiting(sim: Any, supplier: Supplier) -> None:

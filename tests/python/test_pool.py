@@ -130,6 +130,8 @@ def test_stats_and_limit_results_pickle(pool: Pool) -> None:
         assert type(again) is type(value)
         assert again == value
         assert again.limit == value.limit
+    result = pool.growable(PAGE).resize(PAGE)
+    assert type(pickle.loads(pickle.dumps(result))) is growpool.ReleaseResult
 
 
 def test_snapshot(pool: Pool) -> None:

@@ -144,6 +144,33 @@ def test_a_signal_ends_the_wait_of_a_shrink(
         assert supplier.out == []
 
 
+def test_an_interrupted_resize_leaves_the_contents(
+    supplier: Supplier, alarm: Callable[[float], None]
+) -> None:
+    """Both ways: a shrink that waits for the tail's work, and a growth back into that tail."""
+    release = threading.Event()
+    stream, other = growpool.host.Stream(), growpool.host.Stream()
+    with growpool.Pool("host", backing=supplier, chunk_size=PAGE) as pool:
+        growable = pool.growable(8 * PAGE, stream=stream)
+        growable.resize(4 * PAGE)
+        contents = bytes(range(256)) * (PAGE // 256)
+        with memoryview(growable) as view:
+            view[:PAGE] = contents
+        stream.submit(lambda: release.wait(30))
+        alarm(0.1)
+        with pytest.raises(Alarm):
+            growable.resize(PAGE)
+        assert growable.size == PAGE and bytes(memoryview(growable)) == contents
+        alarm(0.1)
+        with pytest.raises(Alarm):
+            growable.resize(4 * PAGE, other)  # the addresses are not free yet
+        assert growable.size == PAGE and bytes(memoryview(growable)) == contents
+        release.set()
+        growable.resize(8 * PAGE, other)
+        with memoryview(growable) as view:
+            assert view[:PAGE] == contents
+
+
 def test_a_signal_ends_the_wait_in_front_of_a_copy(alarm: Callable[[float], None]) -> None:
     """Nothing was copied, and the memory is not pinned any more."""
     release = threading.Event()
