@@ -81,10 +81,9 @@ struct copy {
 
 /* Cuts the part out of the own end that the other one fills or takes. Without an offset both are the
  * same size. */
-static int fit(struct copy *copy, PyObject *offset_object)
+static int fit(struct copy *copy, const size_t *offset)
 {
-    size_t offset;
-    if (offset_object == NULL || offset_object == Py_None) {
+    if (offset == NULL) {
         if (copy->own.bytes == copy->other.bytes)
             return 0;
         PyErr_Format(PyExc_ValueError,
@@ -94,8 +93,7 @@ static int fit(struct copy *copy, PyObject *offset_object)
         return -1;
     }
     struct ext_part whole = copy->own.part;
-    if (ext_size(offset_object, "offset", &offset) < 0 ||
-        ext_memory_within(&whole, offset, copy->other.bytes, &copy->own.part) < 0)
+    if (ext_memory_within(&whole, *offset, copy->other.bytes, &copy->own.part) < 0)
         return -1;
     copy->own.address = copy->own.part.address;
     copy->own.bytes = copy->own.part.bytes;
@@ -212,12 +210,16 @@ static PyObject *copy_method(struct memory_object *self, PyObject *const *given,
 {
     struct module_state *state = ext_state((PyObject *)self);
     struct copy copy = {.into_own = into_own};
-    if (open_end(state, given[0], !into_own, &copy.other) < 0)
+    const bool cut = given[2] != NULL && given[2] != Py_None;
+    size_t offset = 0;
+    if (ext_optional_size(given[2], "offset", 0, &offset) < 0 ||
+        open_end(state, given[0], !into_own, &copy.other) < 0)
         return NULL;
-    /* Asked last: the other side's buffer protocol may have run Python code. */
+    /* Asked last, and no Python code runs until both ends are pinned: the offset's __index__ or the other
+     * side's buffer protocol may have ended this memory, and its address may be another's by now. */
     int result = open_end(state, (PyObject *)self, into_own, &copy.own);
     if (result == 0)
-        result = fit(&copy, given[2]);
+        result = fit(&copy, cut ? &offset : NULL);
     if (result == 0)
         result = choose_lead(&copy);
     if (result == 0 && copy.own.bytes > 0 &&
