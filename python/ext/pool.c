@@ -178,7 +178,6 @@ static int open_pool(struct pool_object *self, struct ext_supplier *supplier,
     self->pool = pool;
     self->backing = options->backing;
     self->adapter = adapter;
-    self->device = options->device;
     list_pool(self);
     return 0;
 }
@@ -201,6 +200,8 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         ext_pool_parse_peers(state, given[ARG_PEERS], &peers, &options.peer_count) == 0)
         self = (struct pool_object *)type->tp_alloc(type, 0);
     options.peers = peers;
+    if (self != NULL)
+        self->device = options.device; /* the collector shows the object while the rest is made */
     if (self != NULL && open_pool(self, &supplier, &options) < 0)
         Py_CLEAR(self);
     PyMem_Free(peers);
