@@ -142,17 +142,19 @@ static int find_streams(struct copy *copy, PyObject *stream_object, gp_stream **
         return -1;
     if (copy->wait)
         return 0;
-    if (copy->other.part.root->pool == pool) {
+    struct pool_object *other_pool = copy->other.part.root->pool;
+    if (other_pool == pool) {
         *other = gp_stream_retain(*stream);
         return 0;
     }
     gp_error error = {0};
-    gp_status status =
-        gp_pool_stream(copy->other.part.root->pool->pool, gp_stream_handle(*stream), other, &error);
-    if (status == GP_OK)
+    gp_status status = gp_pool_stream(other_pool->pool, gp_stream_handle(*stream), other, &error);
+    if (status == GP_OK && ext_pool_keep_from(other_pool, *other, pool, *stream) == 0)
         return 0;
+    if (status != GP_OK)
+        ext_raise(ext_state((PyObject *)lead->root), status, &error, NULL);
+    gp_stream_release(*other);
     gp_stream_release(*stream);
-    ext_raise(ext_state((PyObject *)lead->root), status, &error, NULL);
     return -1;
 }
 
