@@ -5,6 +5,7 @@
  */
 #include "view.h"
 
+#include "../../sync/timeline.h"
 #include "args.h"
 #include "errors.h"
 
@@ -306,7 +307,8 @@ static PyObject *view_get_base(struct view_object *self, void *unused)
     return Py_NewRef(self->base);
 }
 
-/* The owner's stream as the interface counts: 1 for the legacy default stream, never 0. */
+/* The owner's stream as the interface counts: 1 for the legacy default stream, never 0. None for one that
+ * was forgotten: its work is done, and its handle may be another stream's by now. */
 static PyObject *interface_stream(struct view_object *self)
 {
     struct ext_part part;
@@ -315,7 +317,10 @@ static PyObject *interface_stream(struct view_object *self)
     if (ext_memory_own_stream(&part, &stream) < 0)
         return NULL;
     uintptr_t handle = stream != NULL ? gp_stream_handle(stream) : 0;
+    bool forgotten = stream != NULL && gp__stream_is_forgotten(stream);
     gp_stream_release(stream);
+    if (forgotten)
+        Py_RETURN_NONE;
     return PyLong_FromSize_t(handle != 0 ? handle : 1);
 }
 
