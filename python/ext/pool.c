@@ -139,9 +139,14 @@ static int parse_options(struct module_state *state, PyObject *const *given,
                          Py_TYPE(given[ARG_NAME])->tp_name);
             return -1;
         }
-        options->name = PyUnicode_AsUTF8(given[ARG_NAME]);
+        Py_ssize_t length;
+        options->name = PyUnicode_AsUTF8AndSize(given[ARG_NAME], &length);
         if (options->name == NULL)
             return -1;
+        if (strlen(options->name) != (size_t)length) {
+            PyErr_SetString(PyExc_ValueError, "name must not contain a NUL character");
+            return -1;
+        }
     }
     options->interrupted = ext_call_interrupted;
     return ext_device(state, given[ARG_DEVICE], 0, &options->device);
