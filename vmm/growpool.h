@@ -242,7 +242,7 @@ GP_API gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigne
  * With `whole` interrupts are not noticed. */
 GP_API gp_status gp_pool_synchronize(gp_pool *pool, gp_stream *stream, bool whole, gp_error *error);
 /* Makes `to` wait, on the device, for what is enqueued on `from` by now. Nothing to do when they are one
- * stream. GP_ERR_CAPTURE while either captures. */
+ * stream, or when `from` was forgotten: its work is done. GP_ERR_CAPTURE while either captures. */
 GP_API gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *error);
 /* The stream that a block was allocated on; *out is a new reference. */
 GP_API gp_status gp_pool_block_stream(gp_pool *pool, uintptr_t address, gp_stream **out,

@@ -105,6 +105,8 @@ gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *
         status = gp__pool_check_stream(pool, to, error);
     if (status == GP_OK)
         status = check_known(pool, to, error);
+    if (status == GP_OK && gp__stream_is_forgotten(from))
+        return gp__pool_enter(pool, error); /* its work was waited for when it was forgotten */
     if (status == GP_OK)
         status = begin(&visit, pool, from, error);
     if (status != GP_OK)

@@ -67,9 +67,12 @@ static int ordinal_of(const char *text)
 
 static int device_of_text(struct module_state *state, PyObject *object, gp_device **out)
 {
-    const char *text = PyUnicode_AsUTF8(object);
+    Py_ssize_t length;
+    const char *text = PyUnicode_AsUTF8AndSize(object, &length);
     if (text == NULL)
         return -1;
+    if (strlen(text) != (size_t)length) /* a NUL would hide what follows it */
+        return unknown_device(object);
     if (strcmp(text, "host") == 0 || strcmp(text, "cpu") == 0)
         return open_device(state, GP_DEVICE_HOST, 0, out);
     if (strcmp(text, "cuda") == 0)

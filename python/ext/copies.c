@@ -77,14 +77,14 @@ struct copy {
     struct end *lead; /* the one whose pool and stream do the copy */
     bool into_own;
     bool wait; /* the other end is done with before the call returns */
+    bool stuck; /* it may not be: the device could not be waited for */
 };
 
 /* Cuts the part out of the own end that the other one fills or takes. Without an offset both are the
  * same size. */
-static int fit(struct copy *copy, PyObject *offset_object)
+static int fit(struct copy *copy, const size_t *offset)
 {
-    size_t offset;
-    if (offset_object == NULL || offset_object == Py_None) {
+    if (offset == NULL) {
         if (copy->own.bytes == copy->other.bytes)
             return 0;
         PyErr_Format(PyExc_ValueError,
@@ -94,8 +94,7 @@ static int fit(struct copy *copy, PyObject *offset_object)
         return -1;
     }
     struct ext_part whole = copy->own.part;
-    if (ext_size(offset_object, "offset", &offset) < 0 ||
-        ext_memory_within(&whole, offset, copy->other.bytes, &copy->own.part) < 0)
+    if (ext_memory_within(&whole, *offset, copy->other.bytes, &copy->own.part) < 0)
         return -1;
     copy->own.address = copy->own.part.address;
     copy->own.bytes = copy->own.part.bytes;
@@ -144,18 +143,29 @@ static int find_streams(struct copy *copy, PyObject *stream_object, gp_stream **
         return -1;
     if (copy->wait)
         return 0;
-    if (copy->other.part.root->pool == pool) {
+    struct pool_object *other_pool = copy->other.part.root->pool;
+    if (other_pool == pool) {
         *other = gp_stream_retain(*stream);
         return 0;
     }
     gp_error error = {0};
-    gp_status status =
-        gp_pool_stream(copy->other.part.root->pool->pool, gp_stream_handle(*stream), other, &error);
-    if (status == GP_OK)
+    gp_status status = gp_pool_stream(other_pool->pool, gp_stream_handle(*stream), other, &error);
+    if (status == GP_OK && ext_pool_keep_from(other_pool, *other, pool, *stream) == 0)
         return 0;
+    if (status != GP_OK)
+        ext_raise(ext_state((PyObject *)lead->root), status, &error, NULL);
+    gp_stream_release(*other);
     gp_stream_release(*stream);
-    ext_raise(ext_state((PyObject *)lead->root), status, &error, NULL);
     return -1;
+}
+
+/* No stream guards the other end of a copy that waits. A wait that failed is tried once more; should that
+ * fail too, the end stays held for ever rather than that the device works on memory that is gone. */
+static gp_status finish(struct copy *copy, gp_pool *pool, gp_stream *stream, gp_error *error)
+{
+    gp_status status = gp_pool_synchronize(pool, stream, true, error);
+    copy->stuck = status != GP_OK && gp_pool_synchronize(pool, stream, true, NULL) != GP_OK;
+    return status;
 }
 
 /* Detached. Waits first where it has to wait anyway: that can be interrupted with nothing begun. */
@@ -173,9 +183,7 @@ static gp_status run(struct copy *copy, gp_stream *stream, gp_stream *other, gp_
         status = ext_memory_record(&copy->other.part, other, error);
     if (status == GP_OK)
         status = gp_pool_copy(pool, to->address, from->address, to->bytes, stream, error);
-    if (status == GP_OK && copy->wait)
-        status = gp_pool_synchronize(pool, stream, true, error);
-    return status;
+    return status == GP_OK && copy->wait ? finish(copy, pool, stream, error) : status;
 }
 
 /* A worker that waits for its own stream would wait for ever. */
@@ -212,12 +220,16 @@ static PyObject *copy_method(struct memory_object *self, PyObject *const *given,
 {
     struct module_state *state = ext_state((PyObject *)self);
     struct copy copy = {.into_own = into_own};
-    if (open_end(state, given[0], !into_own, &copy.other) < 0)
+    const bool cut = given[2] != NULL && given[2] != Py_None;
+    size_t offset = 0;
+    if (ext_optional_size(given[2], "offset", 0, &offset) < 0 ||
+        open_end(state, given[0], !into_own, &copy.other) < 0)
         return NULL;
-    /* Asked last: the other side's buffer protocol may have run Python code. */
+    /* Asked last, and no Python code runs until both ends are pinned: the offset's __index__ or the other
+     * side's buffer protocol may have ended this memory, and its address may be another's by now. */
     int result = open_end(state, (PyObject *)self, into_own, &copy.own);
     if (result == 0)
-        result = fit(&copy, given[2]);
+        result = fit(&copy, cut ? &offset : NULL);
     if (result == 0)
         result = choose_lead(&copy);
     if (result == 0 && copy.own.bytes > 0 &&
@@ -225,8 +237,10 @@ static PyObject *copy_method(struct memory_object *self, PyObject *const *given,
          run_pinned(&copy, given[1]) < 0))
         result = -1;
     PyObject *raised = py_take_exception();
-    close_end(&copy.own);
-    close_end(&copy.other);
+    if (!copy.stuck || copy.lead == &copy.own)
+        close_end(&copy.own);
+    if (!copy.stuck || copy.lead == &copy.other)
+        close_end(&copy.other);
     py_raise_exception(raised);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -244,10 +258,13 @@ static PyObject *copy_method(struct memory_object *self, PyObject *const *given,
     "Raises\n------\n"                                                                             \
     "ValueError\n    The sizes do not match, the two overlap, or a part is not committed.\n"       \
     "TypeError, OverflowError\n    A wrong argument.\n"                                            \
-    "BufferError\n    The other side is not contiguous, or not writable where it must be.\n"       \
+    "BufferError, or what the other side raises\n"                                                 \
+    "    It is not contiguous, or not writable where it must be.\n"                                \
     "CaptureError\n    It would have to wait for a stream that is being captured; nothing was "    \
     "copied.\n"                                                                                    \
-    "PoolStateError\n    One of the two is closed.\n\n"                                            \
+    "PoolStateError\n    One of the two is closed.\n"                                              \
+    "DriverError\n    The device failed. When even the wait for a copy under way did, the other "  \
+    "side\n    stays held for ever: the device may still use it.\n\n"                              \
     "Notes\n-----\n"                                                                               \
     "Any thread. Between growpool memory of one device the copy runs behind the call, in the "     \
     "order of\n"                                                                                   \

@@ -106,8 +106,10 @@ const struct ext_dtype *ext_dtype_of(PyObject *object)
     PyObject *name = is_text ? Py_NewRef(object) : name_of(object);
     if (name == NULL)
         return NULL;
-    const char *text = PyUnicode_AsUTF8(name);
-    const struct ext_dtype *dtype = text != NULL ? find(text) : NULL;
+    Py_ssize_t length;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &length);
+    const bool whole = text != NULL && strlen(text) == (size_t)length; /* no NUL in it */
+    const struct ext_dtype *dtype = whole ? find(text) : NULL;
     Py_DECREF(name);
     if (text == NULL)
         return NULL;

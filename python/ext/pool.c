@@ -139,9 +139,14 @@ static int parse_options(struct module_state *state, PyObject *const *given,
                          Py_TYPE(given[ARG_NAME])->tp_name);
             return -1;
         }
-        options->name = PyUnicode_AsUTF8(given[ARG_NAME]);
+        Py_ssize_t length;
+        options->name = PyUnicode_AsUTF8AndSize(given[ARG_NAME], &length);
         if (options->name == NULL)
             return -1;
+        if (strlen(options->name) != (size_t)length) {
+            PyErr_SetString(PyExc_ValueError, "name must not contain a NUL character");
+            return -1;
+        }
     }
     options->interrupted = ext_call_interrupted;
     return ext_device(state, given[ARG_DEVICE], 0, &options->device);
@@ -178,7 +183,6 @@ static int open_pool(struct pool_object *self, struct ext_supplier *supplier,
     self->pool = pool;
     self->backing = options->backing;
     self->adapter = adapter;
-    self->device = options->device;
     list_pool(self);
     return 0;
 }
@@ -201,6 +205,8 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         ext_pool_parse_peers(state, given[ARG_PEERS], &peers, &options.peer_count) == 0)
         self = (struct pool_object *)type->tp_alloc(type, 0);
     options.peers = peers;
+    if (self != NULL)
+        self->device = options.device; /* the collector shows the object while the rest is made */
     if (self != NULL && open_pool(self, &supplier, &options) < 0)
         Py_CLEAR(self);
     PyMem_Free(peers);

@@ -55,6 +55,10 @@ enum {
  * with an exception. */
 int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, unsigned flags,
                     gp_stream **out);
+/* `stream` of this pool is `known` of the other: the object that the other pool keeps alive for it, if
+ * there is one, lives as long as this pool needs it too. 0, or -1 with an exception. */
+int ext_pool_keep_from(struct pool_object *self, const gp_stream *stream,
+                       const struct pool_object *other, const gp_stream *known);
 /* A block, first by the way that never blocks, then detached. 0, or -1 with an exception. */
 int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream, unsigned flags,
                    uintptr_t *address);

@@ -24,6 +24,24 @@ static int keep_stream(struct pool_object *self, const gp_stream *stream, PyObje
     return kept == NULL ? -1 : 0;
 }
 
+int ext_pool_keep_from(struct pool_object *self, const gp_stream *stream,
+                       const struct pool_object *other, const gp_stream *known)
+{
+    if (other->adapter == NULL)
+        return 0;
+    PyObject *id = PyLong_FromUnsignedLongLong(gp_stream_id(known));
+    if (id == NULL)
+        return -1;
+    PyObject *kept = PyDict_GetItemWithError(other->adapter->streams, id);
+    Py_DECREF(id);
+    if (kept == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    Py_INCREF(kept);
+    int result = keep_stream(self, stream, kept);
+    Py_DECREF(kept);
+    return result;
+}
+
 /* A closed host stream may have work left, and is known until that is done; a CUDA stream is destroyed
  * when it is closed, and its handle may be another's by now. *out stays NULL without work. */
 static int closed_stream(struct module_state *state, gp_pool *pool, uintptr_t handle,

@@ -5,6 +5,7 @@
  */
 #include "view.h"
 
+#include "../../sync/timeline.h"
 #include "args.h"
 #include "errors.h"
 
@@ -161,19 +162,26 @@ PyObject *ext_view_method(struct memory_object *memory, PyObject *const *args, P
     PyObject *given[3];
     struct ext_part whole;
     size_t offset;
+    int dimensions;
     if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
         ext_optional_size(given[2], "offset", 0, &offset) < 0)
         return NULL;
+    /* Before the object is made: this may run Python code, which finds every object by the collector. */
+    const struct ext_dtype *dtype = given[1] != NULL ? ext_dtype_of(given[1]) : &ext_dtype_uint8;
+    Py_ssize_t *shape = dtype != NULL ? parse_shape(given[0], &dimensions) : NULL;
+    if (shape == NULL)
+        return NULL;
     struct view_object *self =
         (struct view_object *)ext_memory_new(memory->pool, state->view_type, EXT_VIEW);
-    if (self == NULL)
+    if (self == NULL) {
+        PyMem_Free(shape);
         return NULL;
-    self->shape = parse_shape(given[0], &self->dimensions);
-    if (self->shape != NULL)
-        self->dtype = given[1] != NULL ? ext_dtype_of(given[1]) : &ext_dtype_uint8;
+    }
+    self->dtype = dtype;
+    self->shape = shape;
+    self->dimensions = dimensions;
     /* Asked last: what the arguments are made of may have closed the memory. */
-    if (self->dtype != NULL && ext_memory_whole(memory, &whole) == 0 &&
-        take_part(self, &whole, offset) == 0)
+    if (ext_memory_whole(memory, &whole) == 0 && take_part(self, &whole, offset) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -299,7 +307,8 @@ static PyObject *view_get_base(struct view_object *self, void *unused)
     return Py_NewRef(self->base);
 }
 
-/* The owner's stream as the interface counts: 1 for the legacy default stream, never 0. */
+/* The owner's stream as the interface counts: 1 for the legacy default stream, never 0. None for one that
+ * was forgotten: its work is done, and its handle may be another stream's by now. */
 static PyObject *interface_stream(struct view_object *self)
 {
     struct ext_part part;
@@ -308,7 +317,10 @@ static PyObject *interface_stream(struct view_object *self)
     if (ext_memory_own_stream(&part, &stream) < 0)
         return NULL;
     uintptr_t handle = stream != NULL ? gp_stream_handle(stream) : 0;
+    bool forgotten = stream != NULL && gp__stream_is_forgotten(stream);
     gp_stream_release(stream);
+    if (forgotten)
+        Py_RETURN_NONE;
     return PyLong_FromSize_t(handle != 0 ? handle : 1);
 }
 

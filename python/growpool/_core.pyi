@@ -299,7 +299,7 @@ class _CudaArrayInterface(TypedDict):
     typestr: str
     data: tuple[int, bool]
     strides: None
-    stream: int
+    stream: int | None  # None: the stream was forgotten, and there is nothing to wait for
 
 class Memory:
     def close(self, stream: _Stream | None = None) -> None: ...
