@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A growable that doubles from 64 MiB to 16 GiB on a GPU, beside PyTorch allocating and copying.
 
-Players take turns with rests between them, because memory that was released a moment ago is slower to
-get (about 2 ms a GiB on an H200). Prints medians and the peak of device memory by the driver's count;
-judges nothing.
+Players take turns with rests between them, because memory that was released a moment ago is slower
+to get (about 2 ms a GiB on an H200). Prints medians and the peak of device memory by the driver's
+count; judges nothing.
 
 usage: python bench/growable.py [ROUNDS]
 """
