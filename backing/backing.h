@@ -96,7 +96,8 @@ typedef enum gp_status {
     GP_ERR_LIMIT, /* the pool's limit leaves no room, even after reclaiming all that is idle */
     GP_ERR_ADDRESS_SPACE, /* no range of virtual addresses is left or could be reserved */
     GP_ERR_DRIVER, /* the device refused a call; gp_error says which and why */
-    GP_ERR_CAPTURE, /* a stream that would have to be waited for is being captured */
+    GP_ERR_CAPTURE, /* a stream that would have to be waited for is being captured, the capture was
+                       invalidated, or a graph that lives may still use the memory */
     GP_ERR_STATE, /* the object is closed, forked, poisoned...: see gp_reason */
     GP_ERR_REENTRANT, /* called from inside this pool's own callback */
     GP_ERR_PINNED, /* live exports of the memory forbid it */
@@ -112,7 +113,7 @@ typedef enum gp_reason {
     GP_REASON_NONE = 0,
     GP_REASON_CLOSED, /* closed by its owner */
     GP_REASON_FORKED, /* this process is a fork of the one that made the object */
-    GP_REASON_POISONED, /* an undo failed in the driver; no more growth */
+    GP_REASON_POISONED, /* an undo failed in the driver; no more growth, everything else works */
     GP_REASON_EXITING, /* the process is shutting down */
     GP_REASON_IN_USE, /* a pool holds the chunk */
     GP_REASON_BUSY /* another thread is changing the same part of the range */
@@ -192,7 +193,8 @@ enum {
     GP_CHUNK_GPU_DIRECT_RDMA = 2
 };
 
-/* Makes `size` bytes (a multiple of the granularity). GP_ERR_OUT_OF_MEMORY when the device has no
+/* Makes `size` bytes, a positive multiple of the granularity (else GP_ERR_ARGUMENT). *out is the first
+ * reference. GP_ERR_OUT_OF_MEMORY when the device has no
  * room, GP_ERR_UNAVAILABLE when the location, or exporting, is not supported there. May block: hold no
  * lock. */
 GP_API gp_status gp_chunk_create(gp_device *device, size_t size, gp_location location,

@@ -18,6 +18,8 @@
  *              its streams.
  *   fence      an event recorded in a stream.
  *   retiring   an idle chunk that waits for its owners before it is unmapped.
+ *   reaper     growpool's one background thread: it records fences for what retires, looks at them, and
+ *              gives back what has passed. It starts with the first chunk that needs it.
  *
  * PICTURE        clock:  1   2   3   4   5   6 ...
  *   free x on A, stamp       2
@@ -89,15 +91,17 @@
 extern "C" {
 #endif
 
-/* A stream as one pool knows it. Reference counted, any thread; made by gp_pool_stream(). Holding
- * one does not keep the device's stream alive: call gp_pool_forget_stream() before destroying it. */
+/* A stream as one pool knows it: other pools refuse it. Reference counted, any thread; made by
+ * gp_pool_stream(), and may outlive its pool. Holding one does not keep the device's stream alive: call
+ * gp_pool_forget_stream() before destroying it. */
 typedef struct gp_stream gp_stream;
 
 GP_API gp_stream *gp_stream_retain(gp_stream *stream);
 GP_API void gp_stream_release(gp_stream *stream); /* NULL is allowed */
 /* The handle that callbacks get: a CUDA stream handle, or a host stream's id. */
 GP_API uintptr_t gp_stream_handle(const gp_stream *stream);
-/* The driver's id: never reused within a process. */
+/* The driver's id: never reused within a process. 0 as long as it is not known: a stream that was met
+ * while it captured may not be asked. */
 GP_API uint64_t gp_stream_id(const gp_stream *stream);
 
 #ifdef __cplusplus

@@ -3,7 +3,8 @@
  * growpool: pools of GPU or host memory that grow in place, stay under a physical limit, and shrink
  * when idle, while a backing of yours supplies the physical memory.
  *
- * WORDS (device, chunk, backing: backing/backing.h; stream, owners, ticket: sync/stream.h)
+ * WORDS (device, chunk, backing, accepted: backing/backing.h; stream, owners, unknown, ticket, fence,
+ * passed, retiring, reaper: sync/stream.h)
  *   pool      a device, a backing, a limit, and segments.
  *   segment   one reserved range of virtual addresses, grown by mapping chunks into it.
  *   page      the pool's unit of growth: the device's granularity, or chunk_size where it is fixed.
@@ -14,8 +15,11 @@
  *   arena     the memory that blocks of one capture have had: it belongs to the captured graph.
  *   export    a use of memory by another library, counted as a pin.
  *   mapping   one chunk at its addresses.
- *   idle      said of a mapping in which no block lives and no grower has a claim.
+ *   grower    a thread that adds chunks to a pool, inside gp_pool_malloc() or a commit.
  *   claim     pages and bytes that a grower took, before the backing was asked.
+ *   idle      said of a mapping in which nothing is USED or HELD and no grower has a claim.
+ *   delivery  a thread that has retiring chunks in hand: it waits, unmaps, calls the backing's free.
+ *   unreturned, abandoned: chunks whose free failed; chunks that the driver would not unmap.
  *
  *   physical_bytes = claimed + mapped + retiring + being returned + unreturned + abandoned
  *   used_bytes     = in blocks (rounded up to 512) and in committed parts of ranges (whole pages)
@@ -48,7 +52,7 @@
  * THE LADDER, when memory is short (grow.c). First, if even reclaiming everything idle could not
  * meet the limit, GP_ERR_LIMIT at once and nothing is trimmed. Otherwise these rungs, each tried
  * once: the size wanted (growth step included); the size needed; own idle chunks given back; the
- * tickets of free ranges and retiring chunks waited for, and at most 100 ms for chunks that other threads
+ * tickets of FREE spans and retiring chunks waited for, and at most 100 ms for chunks that other threads
  * are giving back; chunks halved down to a page. At most 12 refusals by the backing, then
  * GP_ERR_OUT_OF_MEMORY. Addresses that run short are reclaimed by the same rungs. What a request
  * reclaims is its own to claim, as far as the limit allows. The ladder never waits for a stream that
@@ -61,10 +65,10 @@
  * PLACEMENT (place.c). Best fit over mapped free space that the stream may use; else the place that
  * needs fewest new pages among a bounded number of holes.
  *
- * REUSE. A free range carries its owners. The same stream takes it back at once and without a driver
- * call when it is the sole owner; everybody else after the ticket passed. A passed range melts into
+ * REUSE. A FREE span carries its owners. The same stream takes it back at once and without a driver
+ * call when it is the sole owner; everybody else after the ticket passed. A passed span melts into
  * an owned neighbour only when that neighbour is at least as large, or one stream is all there is:
- * a small free must not tie a large range to its stream.
+ * a small free must not tie a large span to its stream.
  *
  * RANGES. A range has a segment of its own, as large as it may become, so its address never changes
  * and growing copies nothing. Each commit maps chunks of its own, planned like those of a large block:
@@ -81,7 +85,8 @@
  * capture only: replays use it whenever they like. The graph holds a user object that says when it is
  * gone, executables and their launches included; then the arena's memory is like any other. A pool with
  * living graphs does not close (GP_ERR_CAPTURE). On the legacy stream beside a blocking capture, blocks
- * are ordinary ones.
+ * are ordinary ones. Ranges may grow in a capture too, but they know no graphs: what was committed stays
+ * until it is decommitted, and whoever decommits it must not launch a graph over it again.
  *
  * ADDRESSES. Blocks live in segments of at most address_space bytes together; the first is that large,
  * or, where address_space is the default, an eighth of what is left of 16 TiB for all default
@@ -99,8 +104,8 @@
  *   segment      one reservation                  gp_pool_close           nothing mapped in it
  *   mapping      an accepted chunk                unmap, then free        its owners' passing
  *   block        its bytes                        gp_pool_free            its mappings
- *   range        a segment, its pool              gp_range_close, release its mappings' passing
- *   arena        spans of one capture             the graph's user object the graph
+ *   range        a segment, its pool, a stream    gp_range_close, release its mappings' passing
+ *   arena        spans of one capture             the end of the graph    the graph
  *   pin          a block, or a part of a range    gp_pool_unpin,          whoever reads the export
  *                                                 gp_range_unpin
  *
@@ -115,7 +120,11 @@
  * LOCKS. One lock for each pool (GP__RANK_POOL) guards its spans, mappings, counters and timeline.
  *
  * THREADS. Every function may be called from any thread, inside backing callbacks too, except that
- * growing, trimming, draining or closing a pool inside its own callback is GP_ERR_REENTRANT.
+ * growing, trimming, draining or closing a pool inside its own callback is GP_ERR_REENTRANT. Pointers
+ * that are passed in are the caller's to keep alive during the call.
+ * ERRORS. Beside those that a function names, each may report GP_ERR_STATE (closed, forked, exiting; for
+ * growth: poisoned), GP_ERR_HOST_MEMORY, GP_ERR_ARGUMENT for a stream of another pool, and, where it
+ * asks the device, GP_ERR_DRIVER.
  * FORK. In a forked child every function reports GP_REASON_FORKED and neither calls the driver nor
  * takes a lock; gp_pool_free and gp_pool_release do nothing there.
  *
@@ -166,17 +175,20 @@ typedef struct gp_pool_options {
     size_t peer_count;
 } gp_pool_options;
 
-/* Makes an empty pool: nothing is reserved or mapped before the first block. Options are copied.
- * GP_ERR_ARGUMENT: chunk_size off granularity. */
+/* Makes an empty pool: nothing is reserved or mapped before the first block or range. Options are copied.
+ * *out is the first reference: gp_pool_close(), then gp_pool_release(). GP_ERR_ARGUMENT: no device,
+ * chunk_size off granularity, an address_space that no machine has. May block: with address_space 0 the
+ * device is asked for its size. */
 GP_API gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error *error);
+/* One more reference; returns the pool. */
 GP_API gp_pool *gp_pool_retain(gp_pool *pool);
-/* Drops a reference. A pool that was not closed is handed to the reaper, which closes it and lets it
- * go; no waiting here, so finalisers may call it. Chunks whose owners only a context-wide fence could
- * cover wait for an explicit call, see WHO CLOSES A POOL THAT IS LET GO. After gp_begin_exit(): left as
- * it is. */
+/* Drops a reference; NULL is allowed. A pool that was not closed is handed to the reaper, which
+ * closes it and lets it go; no waiting here, so finalisers may call it. Chunks whose owners only a
+ * context-wide fence could cover wait for an explicit call, see WHO CLOSES A POOL THAT IS LET GO.
+ * After gp_begin_exit(): left as it is. */
 GP_API void gp_pool_release(gp_pool *pool);
 /* Ends every block and range, waits for all owners (unknown ones too), unmaps, returns every chunk, frees the
- * addresses. Returns when no grower, queued chunk or delivery of the pool is left. A second call is
+ * addresses. Returns when no grower, retiring chunk or delivery of the pool is left. A second call is
  * GP_OK. GP_ERR_PINNED and GP_ERR_CAPTURE: nothing changed. GP_ERR_INTERRUPTED: the pool takes no
  * more work; call again to go on. A chunk whose free failed stays in gp_pool_unreturned(). */
 GP_API gp_status gp_pool_close(gp_pool *pool, gp_error *error);
@@ -184,6 +196,7 @@ GP_API gp_status gp_pool_close(gp_pool *pool, gp_error *error);
  * closed by the reaper after the last pin and graph; gp_pool_close() may still be called. Never waits. */
 GP_API gp_status gp_pool_finish(gp_pool *pool, gp_error *error);
 GP_API bool gp_pool_is_closed(const gp_pool *pool);
+/* Here and below: borrowed, and constant while the pool lives. */
 GP_API gp_device *gp_pool_device(const gp_pool *pool);
 GP_API const char *gp_pool_name(const gp_pool *pool);
 GP_API size_t gp_pool_peer_count(const gp_pool *pool);
@@ -191,7 +204,8 @@ GP_API size_t gp_pool_peer_count(const gp_pool *pool);
 GP_API gp_device *gp_pool_peer(const gp_pool *pool, size_t index);
 
 /* The pool's stream for a device handle: 0 is the legacy default stream (on host: the calling
- * thread). *out is a new reference. GP_ERR_ARGUMENT: no stream of this device. Never blocks. */
+ * thread). *out is a new reference, which may outlive the pool. GP_ERR_ARGUMENT: no stream of this
+ * device. Never blocks. */
 GP_API gp_status gp_pool_stream(gp_pool *pool, uintptr_t handle, gp_stream **out, gp_error *error);
 
 enum {
@@ -200,7 +214,10 @@ enum {
 
 /* A block of at least `size` bytes for work on `stream`. Size 0 gives address 0. May grow the pool,
  * call the backing, and wait. While `stream` is being captured the block belongs to the graph (CAPTURES
- * above); GP_ERR_CAPTURE when the capture was invalidated. */
+ * above); GP_ERR_CAPTURE when the capture was invalidated. GP_ERR_OUT_OF_MEMORY, GP_ERR_LIMIT,
+ * GP_ERR_ADDRESS_SPACE: the ladder's last word, with the pool's figures in the error. GP_ERR_REENTRANT,
+ * GP_ERR_INTERRUPTED, GP_ERR_CONTRACT_*, and whatever else the backing answers: the pool is as it was.
+ * GP_ERR_ARGUMENT: a size beyond all addresses, a stream that was forgotten. */
 GP_API gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                                 uintptr_t *out, gp_error *error);
 /* The part of gp_pool_malloc() that never blocks and never calls out: GP_NOT_READY when memory that
@@ -215,12 +232,14 @@ GP_API gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *strea
  * GP_ERR_PINNED. */
 GP_API gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
                               gp_error *error);
-/* `stream` uses the block too: it becomes an owner. */
+/* `stream` uses the block too: it becomes an owner. Address 0 is a no-op. Never blocks. GP_ERR_ARGUMENT:
+ * not a block of this pool. */
 GP_API gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *stream,
                                        gp_error *error);
-/* Exports of a block's memory are counted; while any lives, freeing the block or closing the pool is
- * GP_ERR_PINNED. `unknown` marks the memory as used by streams that growpool cannot see. Each pin holds
- * a reference to the pool. */
+/* Exports of a block's memory are counted; while any lives, freeing the block or closing the pool
+ * is GP_ERR_PINNED. Address 0 has nothing to pin. GP_ERR_ARGUMENT: not a block of this pool.
+ * `unknown` marks the memory as used by streams that growpool cannot see. Each pin holds a
+ * reference to the pool. */
 GP_API gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *error);
 /* Ends one pin; on any thread, and never waits. The last one ends a block that was abandoned to it. */
 GP_API void gp_pool_unpin(gp_pool *pool, uintptr_t address);
@@ -250,8 +269,9 @@ GP_API gp_status gp_pool_block_stream(gp_pool *pool, uintptr_t address, gp_strea
 
 /* ---- ranges -------------------------------------------------------------------------------- */
 
-/* Reference counted; holds its pool. Any thread. Two calls that change overlapping parts at once, or two
- * resizes, are GP_ERR_STATE (GP_REASON_BUSY) for the later one. */
+/* Reference counted; holds its pool, which it does not keep from being closed. Any thread. Two
+ * calls that change overlapping parts at once, or two resizes, are GP_ERR_STATE (GP_REASON_BUSY)
+ * for the later one. */
 typedef struct gp_range gp_range;
 
 typedef struct gp_interval {
@@ -266,11 +286,13 @@ typedef struct gp_release_result {
 } gp_release_result;
 
 /* Reserves addresses for max_bytes (rounded up to pages; 0 is a valid empty range with address 0) and
- * commits nothing. GP_ERR_ADDRESS_SPACE. */
+ * commits nothing; `stream` is the range's own. *out is the first reference. GP_ERR_ADDRESS_SPACE;
+ * GP_ERR_ARGUMENT: more than any device can reserve. May block. */
 GP_API gp_status gp_range_create(gp_pool *pool, size_t max_bytes, gp_stream *stream, gp_range **out,
                                  gp_error *error);
 GP_API gp_range *gp_range_retain(gp_range *range);
-/* The last reference ends the range as gp_range_close() does, or after its last pin. Never waits. */
+/* Drops a reference; NULL is allowed. The last one ends the range as gp_range_close() does; pins hold
+ * references of their own. Never waits. */
 GP_API void gp_range_release(gp_range *range);
 /* Decommits everything after its last use on `stream` (NULL: its own) and lets go of the addresses once
  * the memory has passed. Never waits. A second call is GP_OK. GP_ERR_PINNED. */
@@ -290,16 +312,20 @@ GP_API size_t gp_range_physical_bytes(const gp_range *range);
  * how many there are. */
 GP_API size_t gp_range_committed(const gp_range *range, gp_interval *out, size_t capacity);
 
-/* Commits every page of the intervals for work on `stream` (NULL: its own); pages that are committed stay
- * as they are. Intervals may be in any order and overlap. All or nothing. *committed (may be NULL): bytes
- * that this call added. May call the backing and wait, as gp_pool_malloc() does. */
+/* Commits every page of the intervals for work on `stream` (NULL: its own); pages that are
+ * committed stay as they are. Intervals may be in any order and overlap. All or nothing.
+ * *committed (may be NULL): bytes that this call added. May call the backing and wait, as
+ * gp_pool_malloc() does, and has its errors; and GP_ERR_ARGUMENT: off the granularity, outside of
+ * the range, a stream that was forgotten; GP_ERR_CAPTURE: memory that is still mapped there was
+ * last used by a stream that captures. */
 GP_API gp_status gp_range_commit(gp_range *range, const gp_interval *intervals, size_t count,
                                  gp_stream *stream, size_t *committed, gp_error *error);
-/* Decommits the intervals after their last use on `stream` (NULL: its own); pages that are not committed
- * stay as they are. Chunks without a committed page are given back after one fence for all of them
- * (GP_TRIM_NO_WAIT: by the reaper). GP_ERR_PINNED, GP_ERR_CAPTURE and GP_ERR_STATE: nothing changed;
- * a capture by any owner is one. GP_ERR_INTERRUPTED, and errors of the device or of host memory that
- * come while it waits: decommitted (gp_range_committed() tells), and given back later. */
+/* Decommits the intervals after their last use on `stream` (NULL: its own); pages that are not
+ * committed stay as they are. Chunks without a committed page are given back after one fence of
+ * each owner for all of them (with flag GP_TRIM_NO_WAIT: by the reaper). GP_ERR_PINNED,
+ * GP_ERR_CAPTURE and GP_ERR_STATE: nothing changed; a capture by any owner is one.
+ * GP_ERR_INTERRUPTED, and errors of the device or of host memory that come while it waits:
+ * decommitted (gp_range_committed() tells), and given back later. */
 GP_API gp_status gp_range_decommit(gp_range *range, const gp_interval *intervals, size_t count,
                                    gp_stream *stream, unsigned flags, gp_release_result *out,
                                    gp_error *error);
@@ -310,8 +336,9 @@ GP_API gp_status gp_range_resize(gp_range *range, size_t size, gp_stream *stream
                                  gp_release_result *out, gp_error *error);
 /* `stream` uses the range too, now and later: it becomes an owner. */
 GP_API gp_status gp_range_record_stream(gp_range *range, gp_stream *stream, gp_error *error);
-/* As gp_pool_pin(), for [offset, offset + bytes), all of it committed (else GP_ERR_ARGUMENT): what
- * overlaps it is not decommitted meanwhile. Each pin holds a reference to the range. */
+/* As gp_pool_pin(), for [offset, offset + bytes), at any byte, all of it committed (else
+ * GP_ERR_ARGUMENT): what overlaps it is not decommitted meanwhile. Each pin holds a reference to the
+ * range and ends with a gp_range_unpin() of the same numbers, on any thread, which never waits. */
 GP_API gp_status gp_range_pin(gp_range *range, size_t offset, size_t bytes, bool unknown,
                               gp_error *error);
 GP_API void gp_range_unpin(gp_range *range, size_t offset, size_t bytes);
@@ -322,11 +349,14 @@ enum {
     GP_TRIM_NO_WAIT = 1 /* set chunks retiring and return; the reaper gives them back */
 };
 
-/* Gives idle chunks back, oldest first, as long as at least min_bytes_to_keep bytes stay mapped. *released: bytes given back, or with GP_TRIM_NO_WAIT bytes set retiring. When it waits it
- * returns after every queued chunk and delivery of the pool is done. GP_ERR_CAPTURE: nothing changed. */
+/* Gives idle chunks back, oldest first, as long as at least min_bytes_to_keep bytes stay mapped. *released
+ * (may be NULL): bytes given back, or with GP_TRIM_NO_WAIT bytes set retiring. When it waits it returns
+ * after every retiring chunk and delivery of the pool is done. GP_ERR_CAPTURE: nothing changed.
+ * GP_ERR_INTERRUPTED: what was retiring stays so, and goes later. An error of the backing's free comes
+ * after everything else was given back; the chunk is in gp_pool_unreturned(). GP_ERR_REENTRANT. */
 GP_API gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags,
                               size_t *released, gp_error *error);
-/* Waits until no chunk of the pool is retiring or being returned. */
+/* Waits until no chunk of the pool is retiring or being returned. Errors as of a trim that waits. */
 GP_API gp_status gp_pool_drain(gp_pool *pool, gp_error *error);
 
 typedef struct gp_limit_result {
@@ -337,21 +367,22 @@ typedef struct gp_limit_result {
 } gp_limit_result;
 
 /* Below the present use is legal: growth stops, idle chunks over the limit are set retiring, and the
- * rest is reported. */
+ * rest is reported in *out (may be NULL). Never waits. */
 GP_API gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out,
                                    gp_error *error);
 
 /* Call before destroying a stream: waits for its work and lets go of it. Blocks allocated on it stay
  * alive and have no owner until they are freed with another stream. */
 GP_API gp_status gp_pool_forget_stream(gp_pool *pool, uintptr_t handle, gp_error *error);
-/* Tries again to return chunks whose free failed (they count against the limit until then); *returned (may be NULL) is bytes that went. */
+/* Tries again to return chunks whose free failed (they count against the limit until then). *returned (may
+ * be NULL) is the bytes that went. Works on a closed pool too. */
 GP_API gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *error);
 /* Copies references to the unreturned chunks into chunks[0..capacity) and returns how many there are. */
 GP_API size_t gp_pool_unreturned(gp_pool *pool, gp_chunk **chunks, size_t capacity);
 
 typedef struct gp_pool_stats {
     size_t used_bytes;
-    size_t free_bytes; /* mapped and in no block, retiring not included */
+    size_t free_bytes; /* mapped and not used; held by graphs or kept by cuts too, retiring not */
     size_t physical_bytes;
     size_t retiring_bytes; /* retiring, being unmapped or being returned */
     size_t unreturned_bytes;
@@ -385,8 +416,8 @@ typedef struct gp_span_info {
     uintptr_t address;
     size_t bytes;
     gp_span_state state;
-    uint64_t stream_id; /* USED: the stream it was allocated on; else 0 */
-    unsigned owner_count; /* owners that have not passed, unknown counted as one */
+    uint64_t stream_id; /* of a block: the stream it was allocated on; else 0 */
+    unsigned owner_count; /* that have not passed (USED: all); unknown counts as one */
     bool segment_start; /* first span of its segment */
     bool in_range; /* of a range's segment */
 } gp_span_info;
@@ -395,7 +426,7 @@ typedef struct gp_chunk_info {
     uintptr_t address;
     size_t bytes;
     uint64_t id;
-    bool retiring;
+    bool retiring; /* or being unmapped, or abandoned */
 } gp_chunk_info;
 
 typedef struct gp_pool_snapshot {

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A program that uses an installed growpool as its users do: a host pool with a backing of its own,
- * blocks, a range, and figures that must be right. It includes installed headers only.
+ * blocks, a range, exports, a shared chunk, and figures that must be right. It includes installed
+ * headers only.
  */
 #include <growpool/growpool.h>
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -116,6 +118,41 @@ static bool use_a_range(gp_pool *pool, gp_stream *stream)
     return true;
 }
 
+static bool export_and_copy(gp_pool *pool, gp_stream *stream)
+{
+    gp_error error = {0};
+    uintptr_t address = 0, other = 0;
+    CHECK(gp_pool_malloc(pool, MIB, stream, 0, &address, &error) == GP_OK);
+    CHECK(gp_pool_malloc(pool, MIB, stream, 0, &other, &error) == GP_OK);
+    CHECK(gp_pool_fill(pool, address, MIB, 5, stream, &error) == GP_OK);
+    CHECK(gp_pool_copy(pool, other, address, MIB, stream, &error) == GP_OK);
+    CHECK(gp_pool_synchronize(pool, stream, false, &error) == GP_OK);
+    CHECK(((unsigned char *)other)[MIB - 1] == 5);
+    CHECK(gp_pool_pin(pool, other, false, &error) == GP_OK);
+    CHECK(gp_pool_free(pool, other, NULL, 0, &error) == GP_ERR_PINNED);
+    CHECK(gp_pool_close(pool, &error) == GP_ERR_PINNED && !gp_pool_is_closed(pool));
+    gp_pool_unpin(pool, other);
+    CHECK(gp_pool_free(pool, other, NULL, 0, &error) == GP_OK);
+    CHECK(gp_pool_free(pool, address, NULL, 0, &error) == GP_OK);
+    return true;
+}
+
+static bool share_a_chunk(gp_device *device)
+{
+    gp_error error = {0};
+    gp_chunk *chunk = NULL, *twin = NULL;
+    int fd = -1;
+    CHECK(gp_chunk_create(device, 2 * MIB, GP_LOCATION_DEVICE, GP_CHUNK_EXPORTABLE, &chunk,
+                          &error) == GP_OK);
+    CHECK(gp_chunk_export_fd(chunk, &fd, &error) == GP_OK);
+    CHECK(gp_chunk_import_fd(device, fd, 2 * MIB, &twin, &error) == GP_OK);
+    close(fd);
+    CHECK(gp_chunk_size(twin) == 2 * MIB && gp_chunk_id(twin) != gp_chunk_id(chunk));
+    gp_chunk_release(chunk);
+    gp_chunk_release(twin);
+    return true;
+}
+
 static bool finish(struct counts *counts, gp_pool *pool, gp_stream *stream)
 {
     gp_error error = {0};
@@ -140,7 +177,8 @@ int main(void)
     gp_pool *pool = NULL;
     gp_stream *stream = NULL;
     if (!make_pool(&counts, &pool, &stream) || !use_a_block(pool, stream) ||
-        !use_a_range(pool, stream) || !finish(&counts, pool, stream))
+        !use_a_range(pool, stream) || !export_and_copy(pool, stream) ||
+        !share_a_chunk(gp_pool_device(pool)) || !finish(&counts, pool, stream))
         return 1;
     puts("consumer: every figure is right");
     return 0;
