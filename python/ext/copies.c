@@ -77,6 +77,7 @@ struct copy {
     struct end *lead; /* the one whose pool and stream do the copy */
     bool into_own;
     bool wait; /* the other end is done with before the call returns */
+    bool stuck; /* it may not be: the device could not be waited for */
 };
 
 /* Cuts the part out of the own end that the other one fills or takes. Without an offset both are the
@@ -158,6 +159,15 @@ static int find_streams(struct copy *copy, PyObject *stream_object, gp_stream **
     return -1;
 }
 
+/* No stream guards the other end of a copy that waits. A wait that failed is tried once more; should that
+ * fail too, the end stays held for ever rather than that the device works on memory that is gone. */
+static gp_status finish(struct copy *copy, gp_pool *pool, gp_stream *stream, gp_error *error)
+{
+    gp_status status = gp_pool_synchronize(pool, stream, true, error);
+    copy->stuck = status != GP_OK && gp_pool_synchronize(pool, stream, true, NULL) != GP_OK;
+    return status;
+}
+
 /* Detached. Waits first where it has to wait anyway: that can be interrupted with nothing begun. */
 static gp_status run(struct copy *copy, gp_stream *stream, gp_stream *other, gp_error *error)
 {
@@ -173,9 +183,7 @@ static gp_status run(struct copy *copy, gp_stream *stream, gp_stream *other, gp_
         status = ext_memory_record(&copy->other.part, other, error);
     if (status == GP_OK)
         status = gp_pool_copy(pool, to->address, from->address, to->bytes, stream, error);
-    if (status == GP_OK && copy->wait)
-        status = gp_pool_synchronize(pool, stream, true, error);
-    return status;
+    return status == GP_OK && copy->wait ? finish(copy, pool, stream, error) : status;
 }
 
 /* A worker that waits for its own stream would wait for ever. */
@@ -229,8 +237,10 @@ static PyObject *copy_method(struct memory_object *self, PyObject *const *given,
          run_pinned(&copy, given[1]) < 0))
         result = -1;
     PyObject *raised = py_take_exception();
-    close_end(&copy.own);
-    close_end(&copy.other);
+    if (!copy.stuck || copy.lead == &copy.own)
+        close_end(&copy.own);
+    if (!copy.stuck || copy.lead == &copy.other)
+        close_end(&copy.other);
     py_raise_exception(raised);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -248,10 +258,13 @@ static PyObject *copy_method(struct memory_object *self, PyObject *const *given,
     "Raises\n------\n"                                                                             \
     "ValueError\n    The sizes do not match, the two overlap, or a part is not committed.\n"       \
     "TypeError, OverflowError\n    A wrong argument.\n"                                            \
-    "BufferError\n    The other side is not contiguous, or not writable where it must be.\n"       \
+    "BufferError, or what the other side raises\n"                                                 \
+    "    It is not contiguous, or not writable where it must be.\n"                                \
     "CaptureError\n    It would have to wait for a stream that is being captured; nothing was "    \
     "copied.\n"                                                                                    \
-    "PoolStateError\n    One of the two is closed.\n\n"                                            \
+    "PoolStateError\n    One of the two is closed.\n"                                              \
+    "DriverError\n    The device failed. When even the wait for a copy under way did, the other "  \
+    "side\n    stays held for ever: the device may still use it.\n\n"                              \
     "Notes\n-----\n"                                                                               \
     "Any thread. Between growpool memory of one device the copy runs behind the call, in the "     \
     "order of\n"                                                                                   \

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,37 @@ def test_a_copy_fits_into_a_growable_as_large_as_it_is_then(pool: Pool) -> None:
 
     with pytest.raises(ValueError, match="10 bytes"):
         growable.copy_from(b"x" * 50, offset=Shrink())
+
+
+# ---- a device that fails ----
+
+
+def test_no_copy_outlives_the_hold_on_memory_that_no_pool_guards(sim: Any) -> None:
+    """Whichever driver call fails: a copy that was enqueued keeps the other side."""
+    with Pool(sim.device) as pool:
+        buffer, stream = pool.allocate(SIZE), sim.stream()
+        buffer.fill(1, stream)
+        late = 0
+        for call in range(1, 100):
+            sim.complete_all()
+            target = bytearray(SIZE)
+            references, before = sys.getrefcount(target), len(sim.log())
+            sim.fail_at(call, True)
+            failed = False
+            try:
+                buffer.copy_to(target, stream)
+            except growpool.DriverError:
+                failed = True
+            sim.fail_at(0, False)
+            held = sys.getrefcount(target) > references
+            copied = [line for line in sim.log()[before:] if line.startswith("copy handle")]
+            if copied and copied[0].endswith("ok") and sim.pending_all() > 0:
+                assert held
+                late += 1
+            if not failed:
+                assert not held
+                break
+        assert late > 0
 
 
 # ---- objects that are not whole yet: the collector shows them ----
