@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +163,52 @@ def test_a_pool_that_is_being_made_can_be_looked_at() -> None:
     )
 
 
+def test_a_chunk_has_one_object_even_if_a_collection_asks_for_it_meanwhile(sim: Any) -> None:
+    """CPython 3.11 collects while it makes an object."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", growpool.ReleaseWarning)
+        for call in range(1, 100):  # until the release of the chunk is what fails
+            pool = Pool(sim.device)
+            pool.allocate(SIZE).close()
+            sim.fail_at(call, True)
+            try:
+                pool.trim()
+            except growpool.Error:
+                pass
+            sim.fail_at(0, False)
+            if pool.stats.unreturned_bytes > 0:
+                break
+            pool.close()
+    seen: list[list[growpool.Chunk]] = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            seen.append(pool.unreturned)
+
+    kept = gc.get_threshold()
+    try:
+        for threshold in range(1, 40):
+            gc.set_threshold(0)
+            seen.clear()
+            gc.collect()
+            Garbage()
+            gc.set_threshold(threshold)
+            chunks = pool.unreturned
+            gc.set_threshold(0)
+            gc.collect()
+            assert len(chunks) == 1
+            assert seen and all(other[0] is chunks[0] for other in seen)
+            del chunks
+            seen.clear()
+    finally:
+        gc.set_threshold(*kept)
+    pool.return_unreturned()
+    pool.close()
+
+
 # ---- streams ----
 
 
@@ -241,3 +288,29 @@ def test_text_with_a_nul_is_not_what_stands_before_it(pool: Pool) -> None:
         Pool("host\0 or not")
     with pytest.raises(ValueError, match="NUL"):
         Pool("host", name="left\0right")
+
+
+def test_a_type_error_of_the_caller_is_not_replaced(pool: Pool) -> None:
+    class Mine(TypeError):
+        pass
+
+    def items() -> Iterator[int]:
+        yield 0
+        raise Mine
+
+    sparse = pool.range(PAGE)
+    sparse.commit(0, PAGE)
+    with pytest.raises(Mine):
+        sparse.view(items())
+    with pytest.raises(Mine):
+        sparse.commit_many([items()])
+
+
+def test_an_int_of_thousands_of_digits_is_a_type_error_where_no_int_belongs(pool: Pool) -> None:
+    buffer, sparse, huge = pool.allocate(64), pool.range(PAGE), 10**5000
+    with pytest.raises(TypeError, match="pair"):
+        sparse.commit_many([huge])  # type: ignore[list-item]
+    for name in ("max_version", "dl_device"):
+        for wrong in (huge, (huge, "x")):
+            with pytest.raises(TypeError, match="tuple of two ints"):
+                buffer.__dlpack__(**{name: wrong})  # type: ignore[arg-type]
