@@ -25,6 +25,12 @@ PyObject *ext_chunk_object(struct module_state *state, gp_chunk *chunk)
     self = (struct chunk_object *)state->chunk_type->tp_alloc(state->chunk_type, 0);
     if (self == NULL)
         return NULL;
+    struct chunk_object *other = gp_chunk_user(chunk);
+    if (other != NULL) { /* a collection, run by tp_alloc, came here as well */
+        Py_INCREF(other);
+        Py_DECREF(self);
+        return (PyObject *)other;
+    }
     self->chunk = gp_chunk_retain(chunk);
     gp_chunk_set_user(chunk, self);
     return (PyObject *)self;

@@ -153,7 +153,9 @@ static int parse_pair(PyObject *object, const char *what, long *first, long *sec
     if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2 ||
         !PyIndex_Check(PyTuple_GET_ITEM(object, 0)) ||
         !PyIndex_Check(PyTuple_GET_ITEM(object, 1))) {
-        PyErr_Format(PyExc_TypeError, "%s must be a tuple of two ints, not %.200R", what, object);
+        /* Without %R: an int of thousands of digits cannot be shown. */
+        PyErr_Format(PyExc_TypeError, "%s must be a tuple of two ints, not %.200s%s", what,
+                     Py_TYPE(object)->tp_name, PyTuple_Check(object) ? " of something else" : "");
         return -1;
     }
     PyObject *pair = Py_NewRef(object);

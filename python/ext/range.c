@@ -124,13 +124,17 @@ static int parse_item(PyObject *item, Py_ssize_t index, gp_interval *out)
 {
     if (PyTuple_CheckExact(item) && PyTuple_GET_SIZE(item) == 2)
         return parse_sizes(PyTuple_GET_ITEM(item, 0), PyTuple_GET_ITEM(item, 1), out);
-    PyObject *pair = PyUnicode_Check(item) || PyBytes_Check(item) ? NULL : PySequence_Tuple(item);
-    if (pair == NULL && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))
-        return -1;
-    PyErr_Clear();
+    const bool iterable = Py_TYPE(item)->tp_iter != NULL || PySequence_Check(item);
+    PyObject *pair = NULL;
+    if (iterable && !PyUnicode_Check(item) && !PyBytes_Check(item)) {
+        pair = PySequence_Tuple(item);
+        if (pair == NULL)
+            return -1;
+    }
     if (pair == NULL || PyTuple_GET_SIZE(pair) != 2) {
-        PyErr_Format(PyExc_TypeError, "intervals[%zd] must be a pair (offset, size), not %.200R",
-                     index, item);
+        /* Without %R: an int of thousands of digits cannot be shown. */
+        PyErr_Format(PyExc_TypeError, "intervals[%zd] must be a pair (offset, size), not %.200s%s",
+                     index, Py_TYPE(item)->tp_name, pair != NULL ? " of another length" : "");
         Py_XDECREF(pair);
         return -1;
     }
@@ -145,7 +149,8 @@ static gp_interval *parse_intervals(PyObject *object, size_t *count)
 {
     PyObject *items = PySequence_Tuple(object);
     if (items == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError) && Py_TYPE(object)->tp_iter == NULL)
+        if (PyErr_ExceptionMatches(PyExc_TypeError) && Py_TYPE(object)->tp_iter == NULL &&
+            !PySequence_Check(object))
             PyErr_Format(PyExc_TypeError,
                          "intervals must be an iterable of pairs (offset, size), not %.200s",
                          Py_TYPE(object)->tp_name);

@@ -70,7 +70,8 @@ static Py_ssize_t *parse_shape(PyObject *object, int *dimensions)
     else
         tuple = PySequence_Tuple(object);
     if (tuple == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError))
+        if (PyErr_ExceptionMatches(PyExc_TypeError) && Py_TYPE(object)->tp_iter == NULL &&
+            !PySequence_Check(object))
             PyErr_Format(PyExc_TypeError, "shape must be an int or a tuple of ints, not %.200s",
                          Py_TYPE(object)->tp_name);
         return NULL;
