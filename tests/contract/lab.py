@@ -98,6 +98,20 @@ class SimLab(Lab):
         assert self.call("violations") == (0, "")
 
 
+class CudaCapture:
+    """The kit's capture, over stream objects."""
+
+    def __init__(self, gpu: Any, stream: growpool.cuda.Stream) -> None:
+        from cuda_driver import GLOBAL, Capture
+
+        self._capture = Capture(gpu, stream.handle, GLOBAL)
+        self.end = self._capture.end
+        self.close = self._capture.close
+
+    def launch(self, stream: growpool.cuda.Stream) -> None:
+        self._capture.launch(stream.handle)
+
+
 class CudaLab(Lab):
     has_captures = True
 
@@ -113,10 +127,8 @@ class CudaLab(Lab):
         self._streams.append(growpool.cuda.Stream(self.device))
         return self._streams[-1]
 
-    def capture(self, stream: growpool.cuda.Stream) -> Any:
-        from cuda_driver import GLOBAL, Capture
-
-        return Capture(self._gpu, stream.handle, GLOBAL)
+    def capture(self, stream: growpool.cuda.Stream) -> CudaCapture:
+        return CudaCapture(self._gpu, stream)
 
     def close(self) -> None:
         self._gpu.synchronize()
