@@ -148,6 +148,14 @@ static PyObject *sim_pending_all(PyObject *self, PyObject *const *args, Py_ssize
     return sim != NULL ? PyLong_FromSize_t(gp__sim_pending_all(sim)) : NULL;
 }
 
+/* (ordinal): work without fences and waits for them */
+static PyObject *sim_work_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    return sim != NULL ? PyLong_FromSize_t(gp__sim_work_all(sim)) : NULL;
+}
+
 /* (ordinal, True: a wait lets the device run; False: it times out) */
 static PyObject *sim_set_wait_completes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -325,15 +333,15 @@ static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     }
 
 static PyMethodDef sim_functions[] = {
-    FUNCTION(stream_create), FUNCTION(stream_destroy),     FUNCTION(launch),
-    FUNCTION(launch_from),   FUNCTION(set_peers),          FUNCTION(set_rdma),
-    FUNCTION(set_sharing),   FUNCTION(complete),           FUNCTION(complete_all),
-    FUNCTION(pending_all),   FUNCTION(set_wait_completes), FUNCTION(capture_begin),
-    FUNCTION(capture_end),   FUNCTION(capture_end_graph),  FUNCTION(graph_launch),
-    FUNCTION(graph_destroy), FUNCTION(kill_context),       FUNCTION(fail_at),
-    FUNCTION(faults),        FUNCTION(set_memory),         FUNCTION(ledger),
-    FUNCTION(violations),    FUNCTION(count_violations),   FUNCTION(log),
-    {NULL, NULL, 0, NULL},
+    FUNCTION(stream_create), FUNCTION(stream_destroy), FUNCTION(launch),
+    FUNCTION(launch_from),   FUNCTION(set_peers),      FUNCTION(set_rdma),
+    FUNCTION(set_sharing),   FUNCTION(complete),       FUNCTION(complete_all),
+    FUNCTION(pending_all),   FUNCTION(work_all),       FUNCTION(set_wait_completes),
+    FUNCTION(capture_begin), FUNCTION(capture_end),    FUNCTION(capture_end_graph),
+    FUNCTION(graph_launch),  FUNCTION(graph_destroy),  FUNCTION(kill_context),
+    FUNCTION(fail_at),       FUNCTION(faults),         FUNCTION(set_memory),
+    FUNCTION(ledger),        FUNCTION(violations),     FUNCTION(count_violations),
+    FUNCTION(log),           {NULL, NULL, 0, NULL},
 };
 
 int ext_add_sim(PyObject *module, struct module_state *state)

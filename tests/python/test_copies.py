@@ -286,16 +286,16 @@ def test_two_pools_both_learn_of_the_stream(sim: Any, supplier: Supplier) -> Non
     two = Pool(sim.device, backing=supplier)
     source, target = one.allocate(SIZE), two.allocate(SIZE)
     target.copy_from(source, stream)
-    assert sim.pending_all() == 1
+    assert sim.work_all() == 1
     sim.set_wait_completes(True)
     source.close()
     one.trim()  # an unmap under the copy would be a violation
-    assert sim.pending_all() == 0
+    assert sim.work_all() == 0
     source = one.allocate(SIZE)
     source.copy_to(target, stream)
     target.close()
     two.trim()
-    assert sim.pending_all() == 0
+    assert sim.work_all() == 0
     one.close()
     two.close()
 
@@ -308,10 +308,10 @@ def test_fills_and_copies_are_owners(sim: Any) -> None:
             memory.fill(1, stream)
             memory.copy_from(bytes(memory.nbytes), stream)
             memory.fill(2, stream)
-            assert sim.pending_all() == 1
+            assert sim.work_all() == 1
             memory.close()
             pool.trim()
-            assert sim.pending_all() == 0
+            assert sim.work_all() == 0
 
 
 def test_host_and_device(sim: Any, pool: Pool) -> None:
@@ -331,7 +331,7 @@ def test_host_and_device(sim: Any, pool: Pool) -> None:
             before = len([line for line in sim.log() if "copy " in line])
             call()
             assert len([line for line in sim.log() if "copy " in line]) == before + 1
-            assert sim.pending_all() == 0
+            assert sim.work_all() == 0
         with pytest.raises(ValueError):
             device.copy_from(bytes(SIZE), 0xDEAD0000)
         host.close()
@@ -355,7 +355,7 @@ def test_a_captured_stream_takes_no_copy_that_must_wait(sim: Any) -> None:
         buffer.copy_from(other, stream)
         buffer.fill(1, stream)
         assert sim.capture_end(stream)
-        assert sim.pending_all() == 0
+        assert sim.work_all() == 0
         gc.collect()
 
 

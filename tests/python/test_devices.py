@@ -38,8 +38,8 @@ def test_callbacks_get_the_ids_of_their_devices(sims: list[Any]) -> None:
     for sim, pool, buffer in zip(sims, pools, buffers, strict=True):
         buffer.close()
         pool.trim()  # waits for its own device's work alone
-        assert sim.pending_all() == 0
-        assert all(other.pending_all() for other in sims[sims.index(sim) + 1 :])
+        assert sim.work_all() == 0
+        assert all(other.work_all() for other in sims[sims.index(sim) + 1 :])
     for pool, supplier in zip(pools, suppliers, strict=True):
         pool.close()
         assert supplier.out == []

@@ -200,7 +200,7 @@ def test_the_consumers_stream_waits_for_the_owners(sim: Any) -> None:
         assert sim.pending_all() >= 2  # the consumer's work stands behind the owner's
         sim.complete(own, 1)
         sim.complete_all()
-        assert sim.pending_all() == 0
+        assert sim.work_all() == 0
         assert owners_at(pool, buffer.handle) == 3  # own, consumer, unknown
         taken.delete()
         buffer.close()

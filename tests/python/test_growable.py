@@ -167,7 +167,7 @@ def test_the_tail_waits_for_the_stream_that_is_named(sim: Any) -> None:
             sim.launch(stream, growable.handle + 2 * PAGE, PAGE)
         sim.set_wait_completes(True)
         growable.resize(PAGE, other)  # the driver's stand-in reports an unmap under work
-        assert sim.pending_all() == 0
+        assert sim.work_all() == 0
         assert pool.stats.physical_bytes == PAGE
 
 

@@ -159,7 +159,7 @@ def test_commit_waits_for_memory_that_is_still_in_use(sim: Any) -> None:
         sparse.decommit(0, 4 * PAGE, first, wait=False)
         sim.set_wait_completes(True)
         assert sparse.commit(0, 4 * PAGE, second) == 4 * PAGE
-        assert sim.pending_all() == 0
+        assert sim.work_all() == 0
 
 
 def test_a_capture_that_is_in_the_way(sim: Any) -> None:

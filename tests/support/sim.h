@@ -96,6 +96,8 @@ size_t gp__sim_complete(gp__sim *sim, uintptr_t handle, size_t count);
 void gp__sim_complete_all(gp__sim *sim);
 size_t gp__sim_pending(const gp__sim *sim, uintptr_t handle);
 size_t gp__sim_pending_all(const gp__sim *sim);
+/* The same without records of events and waits for them: growpool may fence whatever it likes. */
+size_t gp__sim_work_all(const gp__sim *sim);
 /* True when pending work touches [va, va + bytes) on any stream but the one with id `except_id` (0: any
  * stream at all): memory that may not be handed to that stream yet. */
 bool gp__sim_busy(const gp__sim *sim, uintptr_t va, size_t bytes, uint64_t except_id);

@@ -335,6 +335,19 @@ size_t gp__sim_pending_all(const gp__sim *sim)
     return pending;
 }
 
+size_t gp__sim_work_all(const gp__sim *sim)
+{
+    struct gp__mutex *mutex = (struct gp__mutex *)&sim->mutex;
+    size_t work = 0;
+
+    gp__mutex_lock(mutex);
+    for (const struct gp__sim_stream *stream = sim->streams; stream != NULL; stream = stream->next)
+        for (const struct gp__sim_item *item = stream->first; item != NULL; item = item->next)
+            work += item->record == 0 && item->waits_for == 0;
+    gp__mutex_unlock(mutex);
+    return work;
+}
+
 bool gp__sim_was_destroyed(const gp__sim *sim, uintptr_t handle)
 {
     const struct gp__sim_stream *stream = sim->streams;
