@@ -104,8 +104,7 @@ gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp
                         pool->name);
 }
 
-/* A stream that new work is for must not be forgotten either. */
-static gp_status check_live(const gp_pool *pool, const gp_stream *stream, gp_error *error)
+gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream, gp_error *error)
 {
     gp_status status = gp__pool_check_stream(pool, stream, error);
     if (status != GP_OK || !gp__stream_is_forgotten(stream))
@@ -126,7 +125,7 @@ static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, bo
         return status;
     if (gp_pool_is_closed(pool))
         return gp__pool_closed_error(pool, error);
-    status = check_live(pool, stream, error);
+    status = gp__pool_check_live(pool, stream, error);
     if (status != GP_OK)
         return status;
     if (size > PTRDIFF_MAX - pool->page)

@@ -131,11 +131,11 @@ static gp_status wait_for(struct gp__growth *growth, const struct look *look, gp
     return status;
 }
 
-static gp_status busy(const struct gp__growth *growth, gp_error *error)
+gp_status gp__range_busy(const gp_range *range, gp_error *error)
 {
     return gp__state_error(error, GP_REASON_BUSY,
                            "another thread is committing the same part of the range of %zu bytes",
-                           growth->range->max_bytes);
+                           range->max_bytes);
 }
 
 /* Takes what is not committed of one part. */
@@ -164,7 +164,7 @@ gp_status gp__commit_claim(struct gp__growth *growth, struct gp__claim *claim, g
             return status;
         struct look look = look_at(growth);
         if (look.busy)
-            return busy(growth, error);
+            return gp__range_busy(growth->range, error);
         if (look.owners.slots == 0 && !look.in_hand) {
             status = gp__grow_check_limit(growth, look.new_bytes, error);
             if (status != GP_OK)
@@ -231,21 +231,12 @@ void gp__commit_let_go(struct gp__growth *growth)
         gp__pool_kick(pool);
 }
 
-/* Bytes of a FREE span that would have to be mapped anew if all idle memory went. */
+/* How much of [from, to) of the span would have to be mapped anew if all idle memory went. */
 static size_t anew(const gp_pool *pool, const struct gp__span *span, uintptr_t from, uintptr_t to)
 {
     if (span->state == GP_SPAN_HOLE || span->state == GP_SPAN_RETIRING)
         return to - from;
-    size_t bytes = 0;
-    for (uintptr_t va = from; span->state == GP_SPAN_FREE && va < to;) {
-        const struct gp__mapping *mapping = gp__mapping_at(pool, span->segment, va);
-        uintptr_t stop = mapping->retired.va + mapping->retired.bytes;
-        stop = stop < to ? stop : to;
-        if (mapping->live == 0)
-            bytes += stop - va;
-        va = stop;
-    }
-    return bytes;
+    return span->state == GP_SPAN_FREE ? gp__place_idle_bytes(pool, span->segment, from, to) : 0;
 }
 
 size_t gp__commit_least_physical(const gp_pool *pool, const gp_range *range,

@@ -380,9 +380,8 @@ gp_status gp__grow_prepare(struct gp__growth *growth, size_t spans, gp_error *er
 {
     gp_pool *pool = growth->pool;
     gp_status status = gp__pool_usable(pool, true, error);
-    if (status == GP_OK && growth->range != NULL && growth->range->closed)
-        return gp__state_error(error, GP_REASON_CLOSED, "the range of %zu bytes is closed",
-                               growth->range->max_bytes);
+    if (status == GP_OK && growth->range != NULL)
+        status = gp__range_check_open(growth->range, error);
     if (status == GP_OK)
         status = gp__span_reserve(pool, spans, error);
     return status == GP_OK ? gp__index_reserve(pool, error) : status;

@@ -73,15 +73,14 @@ struct gp__place gp__place_find(gp_pool *pool, size_t bytes, const gp_stream *st
     return best;
 }
 
-/* Bytes of a FREE span that lie in idle mappings: they would have to be mapped anew if those went. */
-static size_t idle_bytes(const gp_pool *pool, const struct gp__span *span)
+size_t gp__place_idle_bytes(const gp_pool *pool, const struct gp__segment *segment, uintptr_t from,
+                            uintptr_t to)
 {
-    uintptr_t end = span->va + span->bytes;
     size_t idle = 0;
-    for (uintptr_t va = span->va; va < end;) {
-        const struct gp__mapping *mapping = gp__mapping_at(pool, span->segment, va);
+    for (uintptr_t va = from; va < to;) {
+        const struct gp__mapping *mapping = gp__mapping_at(pool, segment, va);
         uintptr_t stop = mapping->retired.va + mapping->retired.bytes;
-        stop = stop < end ? stop : end;
+        stop = stop < to ? stop : to;
         if (mapping->live == 0)
             idle += stop - va;
         va = stop;
@@ -97,7 +96,8 @@ static bool could_use(const gp_pool *pool, const struct gp__span *span, size_t *
     if (!gone &&
         (span->state != GP_SPAN_FREE || gp__timeline_is_unseen(&pool->timeline, span->owners)))
         return false;
-    *anew = gone ? span->bytes : idle_bytes(pool, span);
+    *anew = gone ? span->bytes
+                 : gp__place_idle_bytes(pool, span->segment, span->va, span->va + span->bytes);
     return true;
 }
 

@@ -239,6 +239,8 @@ void gp__pool_leave(gp_pool *pool);
 gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error);
 /* GP_ERR_ARGUMENT for a stream of another pool. */
 gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error);
+/* The same, and for a forgotten one: no new work is for it. lock: not needed. */
+gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream, gp_error *error);
 /* Looks at fences and refiles what has passed. lock: dropped. */
 void gp__pool_poll(gp_pool *pool);
 /* Records the fences of thread-bound streams on the thread that freed. Best effort: without a fence the
@@ -322,6 +324,10 @@ struct gp__place gp__place_find(gp_pool *pool, size_t bytes, const gp_stream *st
 /* The fewest physical bytes the pool could have with the request in it, if every seen owner had passed
  * and all idle memory were given back. SIZE_MAX when there is no place. */
 size_t gp__place_least_physical(const gp_pool *pool, size_t bytes);
+/* Bytes of [from, to), mapped throughout, that lie in idle mappings: they would have to be mapped anew if
+ * those went. */
+size_t gp__place_idle_bytes(const gp_pool *pool, const struct gp__segment *segment, uintptr_t from,
+                            uintptr_t to);
 
 /* ---- plan.c ---- */
 /* Pages to add to a growth of new_bytes, for those who come next. */
@@ -388,6 +394,8 @@ enum gp__retire_which { GP__RETIRE_SEEN, GP__RETIRE_ALL };
 gp_status gp__commit_claim(struct gp__growth *growth, struct gp__claim *claim, gp_error *error);
 /* Makes the claimed spans, mapped by now, part of the range. Returns their bytes. */
 size_t gp__commit_publish(struct gp__growth *growth, struct gp__claim *claim);
+/* GP_ERR_STATE: another commit is at work in the same part. */
+gp_status gp__range_busy(const gp_range *range, gp_error *error);
 /* After a commit that failed: idle memory of the parts is set retiring again. lock: dropped. */
 void gp__commit_let_go(struct gp__growth *growth);
 /* The fewest physical bytes the pool could have with the parts committed, as gp__place_least_physical(). */

@@ -101,12 +101,9 @@ static gp_status commit(gp_range *range, const gp_interval *parts, size_t count,
         growth.bytes += parts[i].bytes;
     gp__mutex_lock(&pool->lock);
     gp_status status = gp__range_check_open(range, error);
-    if (status == GP_OK && count > 0 && stream->state == GP__STREAM_FORGOTTEN)
-        status = gp_error_set(error, GP_ERR_ARGUMENT,
-                              "the stream was forgotten, and the driver may not be asked about it "
-                              "any more; name the stream that will use the range of %zu bytes",
-                              range->max_bytes);
     gp__mutex_unlock(&pool->lock);
+    if (status == GP_OK && count > 0)
+        status = gp__pool_check_live(pool, stream, error);
     if (status == GP_OK && count > 0)
         status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
     growth.taker = capturing ? NULL : stream;
@@ -179,10 +176,7 @@ static gp_status check_parts(const gp_range *range, const gp_interval *parts, si
         const struct gp__span *span = gp__span_at(range->pool, range->segment, va);
         for (; span != NULL && span->va < va + parts[i].bytes; span = span->next) {
             if (span->state == GP_SPAN_CLAIMED)
-                return gp__state_error(error, GP_REASON_BUSY,
-                                       "another thread is committing the same part of the range "
-                                       "of %zu bytes",
-                                       range->max_bytes);
+                return gp__range_busy(range, error);
         }
     }
     return GP_OK;

@@ -11,27 +11,12 @@ struct visit {
     struct gp__entry entry;
 };
 
-static gp_status check_known(gp_pool *pool, const gp_stream *stream, gp_error *error)
-{
-    gp__mutex_lock(&pool->lock);
-    bool forgotten = stream->state == GP__STREAM_FORGOTTEN;
-    gp__mutex_unlock(&pool->lock);
-    if (!forgotten)
-        return GP_OK;
-    return gp_error_set(error, GP_ERR_ARGUMENT,
-                        "stream %#zx was forgotten by pool '%s', so nothing can be enqueued on it; "
-                        "name another stream",
-                        (size_t)stream->key.handle, pool->name);
-}
-
 static gp_status begin(struct visit *visit, gp_pool *pool, const gp_stream *stream, gp_error *error)
 {
     visit->pool = pool;
     gp_status status = gp__pool_enter(pool, error);
     if (status == GP_OK)
-        status = gp__pool_check_stream(pool, stream, error);
-    if (status == GP_OK)
-        status = check_known(pool, stream, error);
+        status = gp__pool_check_live(pool, stream, error);
     if (status == GP_OK)
         status = gp__pool_visit(pool, error);
     if (status != GP_OK)
@@ -102,11 +87,11 @@ gp_status gp_pool_join(gp_pool *pool, gp_stream *from, gp_stream *to, gp_error *
     struct visit visit;
     gp_status status = gp__pool_enter(pool, error);
     if (status == GP_OK)
-        status = gp__pool_check_stream(pool, to, error);
+        status = gp__pool_check_live(pool, to, error);
     if (status == GP_OK)
-        status = check_known(pool, to, error);
+        status = gp__pool_check_stream(pool, from, error);
     if (status == GP_OK && gp__stream_is_forgotten(from))
-        return gp__pool_enter(pool, error); /* its work was waited for when it was forgotten */
+        return GP_OK; /* its work was waited for when it was forgotten */
     if (status == GP_OK)
         status = begin(&visit, pool, from, error);
     if (status != GP_OK)

@@ -179,7 +179,7 @@ static void a_forgotten_stream_is_no_owner(void **state)
     decommit(range, 0, 2, 0, 2, 0);
     expect_committed(range, "..##");
     CHECK_STATUS(GP_ERR_ARGUMENT, try_commit(range, 0, 1, -1), NULL); /* its handle is dead */
-    CHECK(strstr(world.error.message, "name the stream") != NULL, "\"%s\"", world.error.message);
+    CHECK(strstr(world.error.message, "was forgotten") != NULL, "\"%s\"", world.error.message);
     assert_int_equal(commit(range, 0, 1, 0), 1);
     launch(range, 0, 0, 1);
     CHECK_OK(gp_range_resize(range, 0, NULL, 0, NULL, NULL), NULL); /* nothing shrinks */

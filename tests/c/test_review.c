@@ -402,6 +402,27 @@ static void a_passed_chunk_does_not_wait_its_turn(void **state)
     gp_range_release(quick);
 }
 
+/* Forgotten or not, a stream of another pool says nothing about this one's work. */
+static void a_join_with_another_pools_stream_is_refused(void **state)
+{
+    gp_pool_options options = {.device = world.device, .limit = GP_NO_LIMIT};
+    gp_pool *other = NULL;
+    gp_stream *foreign = NULL;
+
+    (void)state;
+    CHECK_OK(gp_pool_create(&options, &other, &world.error), &world.error);
+    CHECK_OK(gp_pool_stream(other, world.handle[0], &foreign, &world.error), &world.error);
+    for (int forgotten = 0; forgotten < 2; forgotten++) {
+        CHECK_STATUS(GP_ERR_ARGUMENT,
+                     gp_pool_join(world.pool, foreign, world.stream[1], &world.error), NULL);
+        CHECK(strstr(world.error.message, "another pool") != NULL, "\"%s\"", world.error.message);
+        CHECK_OK(gp_pool_forget_stream(other, world.handle[0], &world.error), &world.error);
+    }
+    gp_stream_release(foreign);
+    CHECK_OK(gp_pool_close(other, &world.error), &world.error);
+    gp_pool_release(other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,6 +441,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_block_for_a_forgotten_stream_is_refused, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(work_on_address_0_is_refused, set_up_with_the_host,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(a_join_with_another_pools_stream_is_refused, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_passed_chunk_does_not_wait_its_turn, set_up_with_pages,
                                         tear_down),
