@@ -10,6 +10,7 @@
  *   rank               lock                                       owner
  *   GP__RANK_REGISTRY  open devices                               backing/device.c
  *   GP__RANK_REAPER    the reaper thread's list of clients        sync/reaper.c
+ *   GP__RANK_TIMELINES the list of timelines                      sync/capture.c
  *   GP__RANK_POOL      everything of one pool, timeline included  vmm/pool.h
  *   GP__RANK_BACKING   a caching backing's kept chunks            backing/caching.c
  *   GP__RANK_STREAM    a host stream's queue                      backing/host_stream.c
@@ -25,6 +26,7 @@
 enum gp__rank {
     GP__RANK_REGISTRY = 10,
     GP__RANK_REAPER = 20,
+    GP__RANK_TIMELINES = 25,
     GP__RANK_POOL = 30,
     GP__RANK_BACKING = 40,
     GP__RANK_STREAM = 50,

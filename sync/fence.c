@@ -93,36 +93,31 @@ void gp__timeline_poll(struct gp__timeline *timeline)
 
 /* ---- which stream is it ------------------------------------------------------------------- */
 
-enum fate { HERE, ENDED, REPLACED };
-
-/* What became of the stream: a fence may only go into the very stream that was resolved. One that
- * captures cannot be told apart and is not fenced anyway. A device that cannot answer is asked to record
- * all the same, and says itself what is wrong. */
-static enum fate fate_of(gp_device *device, const gp_stream *stream, uint64_t *id)
+enum gp__fate gp__stream_fate(gp_device *device, const gp_stream *stream, uint64_t *id)
 {
     struct gp__stream_key now;
     gp_status status = device->driver->stream_resolve(device, stream->key.handle, &now, NULL);
     *id = stream->key.id;
     if (status == GP_ERR_ARGUMENT)
-        return ENDED;
+        return GP__FATE_ENDED;
     if (status != GP_OK)
-        return HERE;
+        return GP__FATE_HERE;
     if (stream->unnamed && now.context == stream->key.context) {
         *id = now.id;
-        return HERE;
+        return GP__FATE_HERE;
     }
-    return now.id == stream->key.id && now.context == stream->key.context ? HERE : REPLACED;
+    return now.id == stream->key.id && now.context == stream->key.context ? GP__FATE_HERE
+                                                                          : GP__FATE_REPLACED;
 }
 
-/* lock: held. */
-static void note_fate(struct gp__timeline *timeline, gp_stream *stream, enum fate fate, uint64_t id,
-                      uint64_t ticket)
+void gp__stream_note_fate(struct gp__timeline *timeline, gp_stream *stream, enum gp__fate fate,
+                          uint64_t id, uint64_t ticket)
 {
-    if (fate == HERE && id != stream->key.id)
+    if (fate == GP__FATE_HERE && id != stream->key.id)
         gp__stream_name(stream, id);
-    if (fate == ENDED && timeline->device->ended_streams_passed)
+    if (fate == GP__FATE_ENDED && timeline->device->ended_streams_passed)
         gp__fence_pass(timeline, stream, ticket);
-    else if (fate != HERE && stream->state == GP__STREAM_LIVE)
+    else if (fate != GP__FATE_HERE && stream->state == GP__STREAM_LIVE)
         gp__timeline_lose(timeline, stream);
 }
 
@@ -130,45 +125,6 @@ bool gp__fence_can_record(const gp_stream *stream)
 {
     return stream->state == GP__STREAM_LIVE &&
            (!stream->key.thread_bound || stream->thread == gp__thread_id());
-}
-
-static gp_status capture_error(gp_error *error, uintptr_t handle)
-{
-    return gp_error_set(error, GP_ERR_CAPTURE,
-                        "stream %#zx is being captured, so memory that it may use cannot be "
-                        "waited for or given back now; end the capture first",
-                        (size_t)handle);
-}
-
-gp_status gp__timeline_check_capture(struct gp__timeline *timeline, struct gp__owners owners,
-                                     gp_error *error)
-{
-    gp_device *device = timeline->device;
-    gp_status status = GP_OK;
-    uint64_t id;
-    gp__mutex_lock(timeline->lock);
-    /* resolve and is-capturing never block (stream.h), so the lock may stay. Streams that are gone make
-     * the owners unseen, which widens the question, so they are found first. */
-    for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
-        if (!gp__stream_owns(stream, owners.slots) || !gp__fence_can_record(stream))
-            continue;
-        enum fate fate = fate_of(device, stream, &id);
-        note_fate(timeline, stream, fate, id, timeline->clock - 1);
-    }
-    bool all = gp__timeline_is_unseen(timeline, owners);
-    for (gp_stream *stream = timeline->streams; stream != NULL && status == GP_OK;
-         stream = stream->next) {
-        bool capturing = false;
-        if ((!all && !gp__stream_owns(stream, owners.slots)) || !gp__fence_can_record(stream))
-            continue;
-        /* A stream that cannot be asked is dealt with when its fence is recorded. */
-        if (fate_of(device, stream, &id) == HERE &&
-            device->driver->stream_capturing(device, &stream->key, &capturing, NULL) == GP_OK &&
-            capturing)
-            status = capture_error(error, stream->key.handle);
-    }
-    gp__mutex_unlock(timeline->lock);
-    return status;
 }
 
 /* ---- recording ---------------------------------------------------------------------------- */
@@ -198,19 +154,19 @@ gp_status gp__fence_record(struct gp__timeline *timeline, gp_stream *stream, gp_
     gp__mutex_unlock(timeline->lock);
     bool capturing = false;
     uint64_t id;
-    enum fate fate = fate_of(device, stream, &id);
-    if (fate == HERE)
+    enum gp__fate fate = gp__stream_fate(device, stream, &id);
+    if (fate == GP__FATE_HERE)
         status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
-    if (fate == HERE && status == GP_OK && !capturing)
+    if (fate == GP__FATE_HERE && status == GP_OK && !capturing)
         status = device->driver->event_record(device, fence->event, &stream->key, error);
     gp__mutex_lock(timeline->lock);
     stream->recording--;
-    note_fate(timeline, stream, fate, id, ticket);
-    if (fate == HERE && status == GP_OK && !capturing)
+    gp__stream_note_fate(timeline, stream, fate, id, ticket);
+    if (fate == GP__FATE_HERE && status == GP_OK && !capturing)
         append(stream, fence, ticket);
     else
         gp__fence_let_go(timeline, fence);
-    return capturing ? capture_error(error, stream->key.handle) : status;
+    return capturing ? gp__capture_error(error, stream->key.handle) : status;
 }
 
 /* The next stream that wants a fence, going down from the stream with the number `last`. */

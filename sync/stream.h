@@ -59,7 +59,8 @@
  *
  * UNKNOWN owners take a context-wide fence (on host: a fence on every known stream), and only in
  * explicit calls: trim, close, drain, a decommit that waits, and a commit over memory that is still
- * mapped there. The caller answers for captures on streams growpool has not met.
+ * mapped there. Every stream that a pool of the device knows is asked first whether
+ * it captures; the caller answers for captures on streams that no pool has met.
  * A host buffer-protocol export does not make its memory unknown: releasing the export ends the use.
  *
  * INVARIANTS
@@ -72,7 +73,8 @@
  *   Both suppose that nobody destroys a stream that the pool knows without forget_stream: between our look
  *   at a handle and our record in it the driver could hand it to another stream, or crash.
  *
- * LOCKS. A timeline has no lock of its own: the pool's lock (GP__RANK_POOL) guards it. Functions
+ * LOCKS. A timeline has no lock of its own: the pool's lock (GP__RANK_POOL) guards it. The list
+ * of all timelines has one (capture.c), which is taken before any pool's. Functions
  * marked "lock: held" want it held; "lock: dropped" take and drop it themselves around driver calls.
  *
  * REJECTED

@@ -85,6 +85,8 @@ struct gp__timeline {
      * the others are given to new streams. lock: held. */
     uint64_t (*slots_in_use)(void *context);
     void *slots_in_use_context;
+    struct gp__timeline *next; /* of the process's list; under its own lock (capture.c) */
+    struct gp__timeline **link; /* what points to it there; NULL when it is not listed */
 };
 
 /* lock: not needed. */
@@ -154,10 +156,19 @@ enum gp__reach {
     GP__REACH_ALL /* a context-wide fence where one is needed: explicit trim, close, drain */
 };
 
-/* GP_ERR_CAPTURE if a stream of `slots` captures; if the owners are unseen, any stream of the
- * timeline. lock: dropped. */
+/* ---- capture.c ---- */
+/* From enlist to delist the streams of the timeline are asked before a whole context is fenced. A second
+ * delist does nothing. No pool's lock held. */
+void gp__timeline_enlist(struct gp__timeline *timeline);
+void gp__timeline_delist(struct gp__timeline *timeline);
+/* GP_ERR_CAPTURE if a stream of `slots` captures; if the owners are unseen, any stream that a pool of the
+ * device knows. lock: dropped. */
 gp_status gp__timeline_check_capture(struct gp__timeline *timeline, struct gp__owners owners,
                                      gp_error *error);
+/* GP_ERR_CAPTURE if any stream that a pool of the device knows captures. No pool's lock held. */
+gp_status gp__device_check_capture(const gp_device *device, gp_error *error);
+
+/* ---- fence.c, wait.c ---- */
 /* Records a fence that covers `owners` on each of their streams that lacks one. Streams that capture
  * are left out, and GP_ERR_CAPTURE is returned after the rest is done; unseen owners are left out
  * silently. Inside driver->enter(). lock: dropped. */

@@ -129,12 +129,11 @@ static void pass_everybody(struct gp__timeline *timeline, uint64_t ticket)
 }
 
 /* Fences every context that we know of: all work enqueued before this call has then passed. A capture
- * anywhere in a context would be invalidated, so every stream that we know is asked first. */
+ * anywhere in a context would be invalidated, so every stream that any pool knows is asked first. */
 static gp_status wait_everything(struct gp__timeline *timeline,
                                  const struct gp__interrupt *interrupt, gp_error *error)
 {
-    struct gp__owners anybody = {GP__UNKNOWN, 0};
-    gp_status status = gp__timeline_check_capture(timeline, anybody, error);
+    gp_status status = gp__device_check_capture(timeline->device, error);
     if (status != GP_OK)
         return status;
     gp__mutex_lock(timeline->lock);

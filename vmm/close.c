@@ -237,6 +237,7 @@ gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error
         gp__free(pool);
         return status;
     }
+    gp__timeline_enlist(&pool->timeline);
     *out = pool;
     return GP_OK;
 }
@@ -395,6 +396,7 @@ gp_status gp__pool_close(gp_pool *pool, enum gp__reap_mode mode,
     if (status != GP_OK)
         return status;
     gp__reaper_remove(&pool->reaper);
+    gp__timeline_delist(&pool->timeline);
     struct remains remains;
     gp__mutex_lock(&pool->lock);
     bool first = !pool->closed;

@@ -96,8 +96,8 @@
  * WHO CLOSES A POOL THAT IS LET GO. gp_pool_finish() and the last gp_pool_release() leave it to the
  * reaper, which waits for streams that it can fence one by one. What unknown owners keep goes, once
  * it has found that (milliseconds after the last pin), with the next gp_pool_trim() that waits,
- * gp_pool_drain() or gp_pool_close() of any pool of that device, unless a stream of
- * that pool captures just then: those callers answer for captures, a background thread cannot.
+ * gp_pool_drain() or gp_pool_close() of any pool of that device, unless a stream that a
+ * pool knows captures just then: those callers answer for captures, a background thread cannot.
  *
  * OWNERSHIP
  *   thing        holds                            undone by               depends on

@@ -160,9 +160,7 @@ static bool any_left(const gp_device *device)
 
 bool gp__orphans_wanted(gp_pool *pool)
 {
-    struct gp__owners anybody = {GP__UNKNOWN, 0};
-    return any_left(pool->device) &&
-           gp__timeline_check_capture(&pool->timeline, anybody, NULL) == GP_OK;
+    return any_left(pool->device) && gp__device_check_capture(pool->device, NULL) == GP_OK;
 }
 
 void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt)

@@ -531,7 +531,7 @@ uint64_t gp__orphan_service(gp_pool *pool);
 /* Drops what gp_pool_finish() and the list of left pools hold once the pool is closed; the pool may be gone
  * afterwards. */
 void gp__orphan_finished(gp_pool *pool);
-/* Whether pools of the device were left, and no stream that this pool knows captures: the fence of a whole
+/* Whether pools of the device were left, and no stream that any pool knows captures: the fence of a whole
  * context would invalidate the capture. lock: not held. */
 bool gp__orphans_wanted(gp_pool *pool);
 /* At the end of an explicit call: closes what pools of the device left because of owners that only a

@@ -327,6 +327,38 @@ static void a_trim_that_finds_a_lost_stream_changes_nothing_under_a_capture(void
     assert_int_equal(world_stats(&world).physical_bytes, 0);
 }
 
+/* Memory that anybody may use is waited for with a fence of the whole context, which would break a capture
+ * on a stream that only another pool has met. A pool that is closed knows no streams any more. */
+static void a_capture_that_only_another_pool_knows_of_is_not_broken(void **state)
+{
+    gp_pool_options options = {0};
+    gp_pool *other = NULL;
+    gp_stream *stream = NULL;
+    uintptr_t handle, va;
+
+    (void)state;
+    open_world(0, 2 * MIB);
+    handle = gp__sim_stream_create(world.sim, 0);
+    options.device = world.device;
+    CHECK_OK(gp_pool_create(&options, &other, &world.error), &world.error);
+    CHECK_OK(gp_pool_stream(other, handle, &stream, &world.error), &world.error);
+    va = world_malloc(&world, MIB, 0);
+    CHECK_OK(gp_pool_pin(world.pool, va, true, NULL), NULL);
+    gp_pool_unpin(world.pool, va);
+    world_free(&world, va, -1);
+    gp__sim_capture_begin(world.sim, handle, GP__SIM_CAPTURE_RELAXED);
+    CHECK_STATUS(GP_ERR_CAPTURE, trim(), NULL);
+    CHECK_STATUS(GP_ERR_CAPTURE, gp_pool_close(world.pool, NULL), NULL);
+    assert_true(gp__sim_capture_end(world.sim, handle));
+    check_all();
+    CHECK_OK(gp_pool_close(other, &world.error), &world.error);
+    gp__sim_stream_destroy(world.sim, handle); /* nobody asks about it any more */
+    CHECK_OK(trim(), &world.error);
+    assert_int_equal(world_stats(&world).physical_bytes, 0);
+    gp_stream_release(stream);
+    gp_pool_release(other);
+}
+
 /* ---- tickets and fences ---- */
 
 /* The rest of a cut range keeps its old ticket though it is filed late: it must not wait behind a
@@ -449,6 +481,7 @@ int main(void)
         TEST(streams_that_come_and_go_are_not_all_remembered),
         TEST(a_close_that_finds_a_lost_stream_changes_nothing_under_a_capture),
         TEST(a_trim_that_finds_a_lost_stream_changes_nothing_under_a_capture),
+        TEST(a_capture_that_only_another_pool_knows_of_is_not_broken),
         TEST(an_old_ticket_that_is_filed_late_passes_first),
         TEST(one_fence_waits_for_a_busy_stream),
         TEST(a_threads_own_fence_spares_uninvolved_captures),
