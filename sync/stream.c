@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gp_stream as an object: references and getters. What it means is in timeline.c.
+ * gp_stream as an object: references and getters; and what is known of the calling thread. What a stream
+ * means is in timeline.c.
  */
 #include "timeline.h"
 
@@ -26,6 +27,18 @@ uintptr_t gp_stream_handle(const gp_stream *stream)
 uint64_t gp_stream_id(const gp_stream *stream)
 {
     return __atomic_load_n(&stream->key.id, __ATOMIC_RELAXED);
+}
+
+static _Thread_local bool has_stream;
+
+void gp__thread_gets_stream(void)
+{
+    has_stream = true;
+}
+
+bool gp__thread_has_stream(void)
+{
+    return has_stream;
 }
 
 uint64_t gp__thread_id(void)

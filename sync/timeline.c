@@ -153,6 +153,8 @@ static gp_stream *add_stream(struct gp__timeline *timeline, const struct gp__str
     gp_stream *stream = gp__calloc(1, sizeof *stream);
     if (stream == NULL)
         return NULL;
+    if (key->thread_bound)
+        gp__thread_gets_stream();
     mark_gone(timeline, key);
     *stream = (gp_stream){.key = *key,
                           .number = ++timeline->stream_total,

@@ -193,5 +193,9 @@ gp_status gp__timeline_forget(struct gp__timeline *timeline, gp_stream *stream,
 
 /* A number for the calling thread, never reused (unlike pthread_self). */
 uint64_t gp__thread_id(void);
+/* Whether a pool has ever met a thread-bound stream of the calling thread. If so, whatever ends the use of
+ * memory here may record a fence at once, and that can block; otherwise it makes no driver call. */
+bool gp__thread_has_stream(void);
+void gp__thread_gets_stream(void);
 
 #endif

@@ -22,7 +22,9 @@
  *   1. With the GIL or without it: gp_pool_try_malloc(), gp_pool_free(), gp_pool_stream(),
  *      gp_pool_record_stream(), gp_pool_finish(), gp_pool_abandon(), gp_range_close(),
  *      gp_range_record_stream(), pins, statistics, snapshots, gp_error_set(), retaining anything,
- *      releasing pools, ranges and streams, and all that only reads.
+ *      releasing pools, ranges and streams, and all that only reads. On a thread that uses its own
+ *      default stream (CUDA handle 2) what ends the use of memory records an event, which can block
+ *      behind another thread's driver call: let go of the GIL there.
  *   2. Without the GIL: everything else. It may wait in a driver, for a stream, or for a chunk that
  *      another thread gives back, and may call a backing; what it waits for may need the GIL to go on,
  *      and then neither does. GP_NOT_READY from gp_pool_try_malloc() is the sign to let go of the GIL

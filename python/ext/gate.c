@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../sync/timeline.h"
+
 static atomic_uint inside; /* threads that are in Python on behalf of C */
 static atomic_bool ending;
 static atomic_bool closed; /* implies `ending` */
@@ -138,6 +140,17 @@ void ext_reenter_python(PyThreadState *saved)
     PyEval_RestoreThread(saved);
     if (entered)
         ext_gate_leave();
+}
+
+PyThreadState *ext_leave_to_free(void)
+{
+    return gp__thread_has_stream() && PyGILState_Check() ? ext_leave_python() : NULL;
+}
+
+void ext_return_from_free(PyThreadState *saved)
+{
+    if (saved != NULL)
+        ext_reenter_python(saved);
 }
 
 bool ext_attach(struct ext_attached *attached)

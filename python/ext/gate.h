@@ -36,6 +36,13 @@ bool ext_gate_is_closed(void);
 PyThreadState *ext_leave_python(void);
 void ext_reenter_python(PyThreadState *saved);
 
+/* Around what ends the use of memory: free, close, the end of a pin. A thread that uses its own default
+ * stream (CUDA handle 2) records an event there, which can block behind another thread's driver call, so it
+ * lets go of the interpreter meanwhile; others make no driver call and get NULL. For finalisers too, and
+ * for threads that are not attached. What is about to be freed has to be claimed first, for others run. */
+PyThreadState *ext_leave_to_free(void);
+void ext_return_from_free(PyThreadState *saved); /* NULL: nothing */
+
 /* The calling thread attached to the interpreter for a call from C into Python. */
 struct ext_attached {
     PyGILState_STATE gil;

@@ -164,19 +164,31 @@ void ext_unpin(struct ext_pin *pin)
 {
     struct ext_pin ended = *pin;
     *pin = (struct ext_pin){0};
+    PyThreadState *saved = ext_leave_to_free();
     if (ended.range != NULL)
         gp_range_unpin(ended.range, ended.offset, ended.bytes);
     else if (ended.pool != NULL)
         gp_pool_unpin(ended.pool, ended.address);
+    ext_return_from_free(saved);
 }
 
 /* ---- closing -------------------------------------------------------------------------------- */
 
+/* Counts as closed from the start: if others get to run meanwhile, they must not end it once more. */
 static gp_status end_memory(struct memory_object *self, gp_stream *stream, gp_error *error)
 {
+    gp_status status;
+    self->closed = true;
+    PyThreadState *saved = ext_leave_to_free();
     if (self->range != NULL)
-        return gp_range_close(self->range, stream, error);
-    return gp_pool_free(self->pool->pool, self->address, stream, GP_BLOCK_OBJECT, error);
+        status = gp_range_close(self->range, stream, error);
+    else
+        status = gp_pool_free(self->pool->pool, self->address, stream, GP_BLOCK_OBJECT, error);
+    ext_return_from_free(saved);
+    if (status == GP_ERR_STATE && error->reason == GP_REASON_CLOSED)
+        status = GP_OK;
+    self->closed = status == GP_OK;
+    return status;
 }
 
 int ext_memory_close(struct memory_object *self, PyObject *stream_object)
@@ -197,7 +209,7 @@ int ext_memory_close(struct memory_object *self, PyObject *stream_object)
     if (!ext_memory_is_closed(self))
         status = end_memory(self, stream, &error);
     gp_stream_release(stream);
-    if (status != GP_OK && !(status == GP_ERR_STATE && error.reason == GP_REASON_CLOSED)) {
+    if (status != GP_OK) {
         ext_raise(ext_state((PyObject *)self), status, &error, NULL);
         return -1;
     }
@@ -393,16 +405,14 @@ void ext_memory_finalize(PyObject *object)
     const bool block = self->kind == EXT_BLOCK && !self->closed && self->pool->pool != NULL;
     self->closed = true;
     self->range = NULL;
+    if (!block && range == NULL)
+        return;
+    /* A range may hold the last reference to a closed pool, whose backing lets go of Python objects. */
+    PyThreadState *saved = range != NULL ? ext_leave_python() : ext_leave_to_free();
     if (block)
         gp_pool_abandon(self->pool->pool, self->address, GP_BLOCK_OBJECT);
-    if (range == NULL)
-        return;
-    /* It may hold the last reference to a closed pool, whose backing lets go of Python objects. */
-    PyObject *raised = py_take_exception();
-    PyThreadState *saved = ext_leave_python();
     gp_range_release(range);
-    ext_reenter_python(saved);
-    py_raise_exception(raised);
+    ext_return_from_free(saved);
 }
 
 void ext_memory_dealloc(struct memory_object *self)

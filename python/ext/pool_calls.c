@@ -6,6 +6,7 @@
 #include "args.h"
 #include "buffer.h"
 #include "errors.h"
+#include "gate.h"
 #include "pool.h"
 #include "range.h"
 
@@ -101,8 +102,11 @@ static int block_detached(struct pool_object *self, gp_pool *pool, size_t size, 
     ext_call_begin(&call, ext_state((PyObject *)self), 0);
     gp_status status = gp_pool_malloc(pool, size, stream, flags, address, &call.error);
     int result = ext_call_end(&call, status);
-    if (result < 0 && status == GP_OK)
+    if (result < 0 && status == GP_OK) {
+        PyThreadState *saved = ext_leave_to_free();
         (void)gp_pool_free(pool, *address, stream, flags, NULL);
+        ext_return_from_free(saved);
+    }
     gp_pool_release(pool);
     return result;
 }
@@ -196,8 +200,11 @@ static PyObject *pool_free(struct pool_object *self, PyObject *const *args, Py_s
     gp_error error = {0};
     gp_status status = GP_ERR_STATE;
     gp_pool *pool = ext_pool_readable(self);
-    if (pool != NULL)
+    if (pool != NULL) {
+        PyThreadState *saved = ext_leave_to_free();
         status = gp_pool_free(pool, address, stream, 0, &error);
+        ext_return_from_free(saved);
+    }
     gp_stream_release(stream);
     if (status == GP_OK)
         Py_RETURN_NONE;
