@@ -241,7 +241,40 @@ GP_API uint64_t gp_chunk_generation(const gp_chunk *chunk); /* how often a pool 
 GP_API void gp_chunk_set_user(gp_chunk *chunk, void *user);
 GP_API void *gp_chunk_user(const gp_chunk *chunk);
 
-/* ---- backings: the contract for suppliers -------------------------------------------------- */
+/* ---- backings: the contract for suppliers --------------------------------------------------
+ *
+ * A supplier is two functions and a `void *context`. What it may count on, and what is asked of it, in ten
+ * points; docs/contract.md says the same of Python's callables, which are one such supplier, with the tests
+ * that hold each point.
+ *
+ *  1. SURROUNDINGS. alloc and free run with the device's context current, in relaxed capture mode, holding
+ *     no growpool lock, on whichever thread grows or shrinks; context and mode are restored behind them.
+ *     They may block. They must return: never unwind or longjmp through growpool.
+ *  2. NO MEMORY is GP_ERR_OUT_OF_MEMORY. The pool then climbs one ladder (growpool.h): it gives its own
+ *     idle chunks back, waits for what is about to become idle, asks for less, and reports
+ *     GP_ERR_OUT_OF_MEMORY after at most 12 refusals. A limit that could not be met anyway asks nothing.
+ *  3. ANY OTHER STATUS ends the operation and reaches its caller with the gp_error that was filled in, or,
+ *     if none was, with a sentence of growpool's. The pool is as it was, but for idle chunks given back.
+ *  4. A WRONG ANSWER is refused: success without a chunk is GP_ERR_CONTRACT_TYPE; a chunk that is not IDLE,
+ *     of another size or of another device is GP_ERR_CONTRACT_VALUE. The reference that alloc passed is
+ *     dropped; whoever holds another one still has the chunk, as it was.
+ *  5. EACH ACCEPTED CHUNK ends in exactly one way (B1): returned by one successful free, after its owners
+ *     passed and it was unmapped; unreturned; abandoned; or left where it is when the process ends.
+ *  6. A FREE THAT FAILS leaves the chunk with the pool as unreturned: still counted, offered again by
+ *     gp_pool_return_unreturned() only. The rest of the operation is done first, then its status says so.
+ *  7. SEVERAL THREADS call at once, and none waits for another's callback (but for 100 ms on the ladder, for
+ *     chunks that are being given back). A callback may use other pools, and free, abandon and unpin
+ *     blocks of the same pool, record streams and read statistics. What would call the same pool's
+ *     backing again on that thread, and waiting for the pool, is GP_ERR_REENTRANT.
+ *  8. LIFETIME. The context lives until destroy, which comes once, after the last free and with the last
+ *     reference. Frees, abandons and unpins only queue: free runs in a growth, trim, drain, limit change or
+ *     close, or on the reaper's thread. gp_pool_close() returns when no grower, queued chunk or free
+ *     under way is left; gp_pool_drain() and a trim that waits, when no queued chunk or free is.
+ *  9. THE END. After gp_begin_exit() neither alloc nor free is called, nor the driver; destroy only by
+ *     who drops the last reference.
+ * 10. FORK. In a forked child everything reports GP_ERR_STATE (forked): no callback, no driver call, no
+ *     lock; what the parent has is untouched.
+ */
 
 typedef struct gp_request {
     size_t size; /* bytes, a multiple of the granularity */
@@ -249,16 +282,10 @@ typedef struct gp_request {
     uintptr_t stream; /* of the growth: a CUDA stream handle, or a host stream's id; 0 for none */
 } gp_request;
 
-/* Both functions run with the device's context current (and restored after), in relaxed capture
- * mode, without any growpool lock, on whichever thread grows or shrinks: several at once. They may
- * use other pools and free blocks of the same pool; growing, trimming or closing the same pool
- * fails with GP_ERR_REENTRANT. They must not unwind or longjmp through growpool. */
+/* The contract is the ten points above. */
 typedef struct gp_backing_ops {
-    /* On GP_OK *out holds a reference that passes to the pool. The chunk must be IDLE, of exactly
-     * request->size bytes, on request->device; otherwise the pool refuses it, drops the reference
-     * and reports GP_ERR_CONTRACT_VALUE. "No memory" is GP_ERR_OUT_OF_MEMORY: the pool then
-     * reclaims, asks for less, and gives up after at most 12 refusals. Every other status ends the
-     * operation and reaches its caller unchanged. */
+    /* On GP_OK *out holds an IDLE chunk of exactly request->size bytes on request->device, and its
+     * reference passes to the pool. */
     gp_status (*alloc)(void *context, const gp_request *request, gp_chunk **out, gp_error *error);
     /* Takes a chunk back after its owners passed and it was unmapped. On GP_OK the reference
      * passes to the backing; on anything else the pool keeps it as unreturned. */
