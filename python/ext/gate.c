@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../backing/lock.h"
+
 static atomic_uint inside; /* threads that are in Python on behalf of C */
 static atomic_bool ending;
 static atomic_bool closed; /* implies `ending` */
@@ -71,6 +73,7 @@ static void park(void)
 
 bool ext_gate_enter(void)
 {
+    gp__assert_no_lock(); /* whoever has the interpreter may want it (P1) */
     /* A thread that is inside already was counted: stopping it here would stall the closer. */
     if (depth > 0) {
         depth++;
