@@ -112,8 +112,19 @@ static int warn(struct ext_call *call, PyObject *message, PyObject *exception)
     return result != NULL ? 0 : -1;
 }
 
+/* What came of a warning while `raised` (taken over) is on its way: an interrupt is raised above it, at the
+ * end, and anything else goes to sys.unraisablehook, so nothing is lost. */
+static void keep_warning_error(struct ext_call *call, PyObject *message, PyObject *raised)
+{
+    if (call->base_exception == NULL && !PyErr_ExceptionMatches(PyExc_Exception))
+        call->base_exception = py_take_exception();
+    else
+        PyErr_WriteUnraisable(message);
+    py_raise_exception(raised);
+}
+
 /* Warns about the frees that failed, from `first` on. The first error of a call is the one that is
- * raised; a warning that turns into a later one goes to sys.unraisablehook, so nothing is lost. */
+ * raised. */
 static void warn_release_errors(struct ext_call *call, Py_ssize_t first)
 {
     if (call->release_errors == NULL)
@@ -124,10 +135,8 @@ static void warn_release_errors(struct ext_call *call, Py_ssize_t first)
         PyObject *raised = py_take_exception();
         if (warn(call, message, PyTuple_GET_ITEM(entry, 1)) == 0)
             py_raise_exception(raised);
-        else if (raised != NULL) {
-            PyErr_WriteUnraisable(message);
-            py_raise_exception(raised);
-        }
+        else if (raised != NULL)
+            keep_warning_error(call, message, raised);
     }
 }
 
