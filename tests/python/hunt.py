@@ -328,7 +328,10 @@ class Hunt:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Raises in the main thread's steps, but not in a callback: that would lose its chunk."""
-        sheltered = {Backing.alloc.__code__, Backing.free.__code__, Hunt.note_unraisable.__code__}
+        sheltered = {
+            function.__code__
+            for function in (Backing.alloc, Backing.free, Hunt.on_signal, Hunt.note_unraisable)
+        }
         while frame is not None and frame.f_code not in sheltered:
             if frame.f_code is Hunt.step.__code__ and self.random().random() < 0.5:
                 self.stops += 1
