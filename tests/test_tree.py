@@ -207,7 +207,7 @@ def test_the_core_allocates_and_locks_through_its_own_doors() -> None:
 
 
 def test_what_no_interpreter_has_run_is_said_to_be_declared_only() -> None:
-    """The slots of newer interpreters stand behind version checks, and the comment says what ran."""
+    """Slots of newer interpreters stand behind version checks, and the comment says what ran."""
     text = text_of(Path("python/ext/module.c"))
     comment, _, slots = text.partition("static PyModuleDef_Slot module_slots[] = {")
     comment = comment.rpartition("/*")[2]
