@@ -204,3 +204,19 @@ def test_the_core_allocates_and_locks_through_its_own_doors() -> None:
             if str(path) not in doors:
                 wrong += [f"{path}: {m.group()}" for m in re.finditer(pattern, code_of(path))]
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_no_interpreter_has_run_is_said_to_be_declared_only() -> None:
+    """Slots of newer interpreters stand behind version checks, and the comment says what ran."""
+    text = text_of(Path("python/ext/module.c"))
+    comment, _, slots = text.partition("static PyModuleDef_Slot module_slots[] = {")
+    comment = comment.rpartition("/*")[2]
+    assert "Declared, not run: no free-threaded build" in " ".join(comment.replace("*", "").split())
+    for slot, version in (
+        (
+            "{Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}",
+            "0x030C0000",
+        ),
+        ("{Py_mod_gil, Py_MOD_GIL_USED}", "0x030D0000"),
+    ):
+        assert f"#if PY_VERSION_HEX >= {version}\n    {slot},\n#endif\n" in slots

@@ -112,8 +112,19 @@ static int warn(struct ext_call *call, PyObject *message, PyObject *exception)
     return result != NULL ? 0 : -1;
 }
 
+/* What came of a warning while `raised` (taken over) is on its way: an interrupt is raised above it, at the
+ * end, and anything else goes to sys.unraisablehook, so nothing is lost. */
+static void keep_warning_error(struct ext_call *call, PyObject *message, PyObject *raised)
+{
+    if (call->base_exception == NULL && !PyErr_ExceptionMatches(PyExc_Exception))
+        call->base_exception = py_take_exception();
+    else
+        PyErr_WriteUnraisable(message);
+    py_raise_exception(raised);
+}
+
 /* Warns about the frees that failed, from `first` on. The first error of a call is the one that is
- * raised; a warning that turns into a later one goes to sys.unraisablehook, so nothing is lost. */
+ * raised. */
 static void warn_release_errors(struct ext_call *call, Py_ssize_t first)
 {
     if (call->release_errors == NULL)
@@ -124,14 +135,13 @@ static void warn_release_errors(struct ext_call *call, Py_ssize_t first)
         PyObject *raised = py_take_exception();
         if (warn(call, message, PyTuple_GET_ITEM(entry, 1)) == 0)
             py_raise_exception(raised);
-        else if (raised != NULL) {
-            PyErr_WriteUnraisable(message);
-            py_raise_exception(raised);
-        }
+        else if (raised != NULL)
+            keep_warning_error(call, message, raised);
     }
 }
 
-/* Raises what the status says; returns how many release errors were used up by that. */
+/* Raises what the status says; returns how many release errors were used up by that. What a signal handler
+ * raised in a wait is raised even when the operation then found that it was done. */
 static Py_ssize_t raise_status(struct ext_call *call, gp_status status)
 {
     bool own = status == GP_ERR_CALLBACK || status == GP_ERR_INTERRUPTED;
@@ -140,6 +150,8 @@ static Py_ssize_t raise_status(struct ext_call *call, gp_status status)
         call->exception = NULL;
         return 0;
     }
+    if (status == GP_OK)
+        return 0;
     bool free_failed =
         status == GP_ERR_CALLBACK && (call->release_errors != NULL || call->base_exception != NULL);
     if (free_failed && !(call->flags & EXT_CALL_FREE_RAISES))
@@ -208,7 +220,7 @@ int ext_call_end(struct ext_call *call, gp_status status)
     if (status == GP_OK && call->exception == NULL && call->release_errors == NULL &&
         call->base_exception == NULL)
         return 0;
-    Py_ssize_t used = status == GP_OK ? 0 : raise_status(call, status);
+    Py_ssize_t used = raise_status(call, status);
     warn_release_errors(call, used);
     if (call->base_exception != NULL)
         raise_base_exception(call);

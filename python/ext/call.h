@@ -10,6 +10,8 @@
  *   free raised an Exception           ReleaseWarning, with the exception as its __cause__
  *   free raised another BaseException  raised unchanged, last, above everything else; of several the
  *                                      first, and the others as ReleaseWarning
+ *   giving such a warning raised       the same: unchanged if it is no Exception, or if nothing else is
+ *                                      raised; else it goes to sys.unraisablehook
  */
 #ifndef EXT_CALL_H
 #define EXT_CALL_H

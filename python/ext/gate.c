@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../backing/lock.h"
 #include "../../sync/timeline.h"
 
 static atomic_uint inside; /* threads that are in Python on behalf of C */
@@ -73,6 +74,7 @@ static void park(void)
 
 bool ext_gate_enter(void)
 {
+    gp__assert_no_lock(); /* whoever has the interpreter may want it (P1) */
     /* A thread that is inside already was counted: stopping it here would stall the closer. */
     if (depth > 0) {
         depth++;

@@ -166,6 +166,11 @@ static void module_free(void *module)
     (void)module_clear(module);
 }
 
+/* What interpreters newer than 3.11 are told.
+ * One interpreter: pools, callbacks and the gate belong to the process. Run on 3.12 and 3.13, which refuse
+ * the import in a subinterpreter.
+ * The GIL is used: it guards adapters and objects. Declared, not run: no free-threaded build, the only kind
+ * to which it means anything, has run growpool. Such a build switches its GIL on for the whole process. */
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000

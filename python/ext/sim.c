@@ -3,12 +3,16 @@
  * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests. The first
  * argument of each function is N of "sim:N".
  */
+#include "sim.h"
+
 #include "module.h"
 
 #ifdef GROWPOOL_TESTING
 
+#include "../../backing/lock.h"
 #include "../../tests/support/sim.h"
 #include "errors.h"
+#include "gate.h"
 
 /* The simulated device of an ordinal, opened if need be; NULL with an exception. */
 static gp__sim *sim_of(PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted)
@@ -327,27 +331,127 @@ static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     return list;
 }
 
+/* (ordinal, name of a driver call that may block) */
+static PyObject *sim_stop_at(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 2);
+    const char *call = sim != NULL ? PyUnicode_AsUTF8(args[1]) : NULL;
+    if (call != NULL)
+        ext_sim_stop_at(sim, call);
+    return none_unless_raised();
+}
+
+/* (ordinal): whether a thread stands where stop_at said */
+static PyObject *sim_is_stopped(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    return sim != NULL ? PyBool_FromLong(ext_sim_is_stopped()) : NULL;
+}
+
+/* (ordinal): lets it go on; whether one stood there */
+static PyObject *sim_go_on(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    return sim != NULL ? PyBool_FromLong(ext_sim_go_on()) : NULL;
+}
+
+/* (ordinal): makes a call that may block with the interpreter held, which is a violation */
+static PyObject *sim_call_attached(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    size_t available, total;
+    if (sim != NULL)
+        (void)gp_device_memory(gp__sim_device(sim), &available, &total, NULL);
+    return none_unless_raised();
+}
+
+/* (ordinal): enters Python with a lock of growpool's held, which ends a test process */
+static PyObject *sim_enter_under_a_lock(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    struct gp__mutex mutex = GP__MUTEX_INIT(GP__RANK_POOL);
+    (void)self;
+    if (sim_of(args, nargs, 1) == NULL)
+        return NULL;
+    gp__mutex_lock(&mutex);
+    ext_gate_enter();
+    ext_gate_leave();
+    gp__mutex_unlock(&mutex);
+    Py_RETURN_NONE;
+}
+
+/* (ordinal): the count starts anew */
+static PyObject *sim_forget_violations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    if (sim != NULL)
+        gp__sim_forget_violations(sim);
+    return none_unless_raised();
+}
+
+/* (ordinal): whether this device's context is current on the calling thread; None when no device's is.
+ * Where one is, the thread's capture mode is relaxed. */
+static PyObject *sim_is_current(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    if (sim == NULL)
+        return NULL;
+    if (gp__sim_current() == NULL)
+        Py_RETURN_NONE;
+    return PyBool_FromLong(gp__sim_current() == sim);
+}
+
 #define FUNCTION(name_)                                                                            \
     {                                                                                              \
 #name_, (PyCFunction)(void (*)(void))sim_##name_, METH_FASTCALL, NULL                      \
     }
 
 static PyMethodDef sim_functions[] = {
-    FUNCTION(stream_create), FUNCTION(stream_destroy), FUNCTION(launch),
-    FUNCTION(launch_from),   FUNCTION(set_peers),      FUNCTION(set_rdma),
-    FUNCTION(set_sharing),   FUNCTION(complete),       FUNCTION(complete_all),
-    FUNCTION(pending_all),   FUNCTION(work_all),       FUNCTION(set_wait_completes),
-    FUNCTION(capture_begin), FUNCTION(capture_end),    FUNCTION(capture_end_graph),
-    FUNCTION(graph_launch),  FUNCTION(graph_destroy),  FUNCTION(kill_context),
-    FUNCTION(fail_at),       FUNCTION(faults),         FUNCTION(set_memory),
-    FUNCTION(ledger),        FUNCTION(violations),     FUNCTION(count_violations),
-    FUNCTION(log),           {NULL, NULL, 0, NULL},
+    FUNCTION(stream_create),
+    FUNCTION(stream_destroy),
+    FUNCTION(launch),
+    FUNCTION(launch_from),
+    FUNCTION(set_peers),
+    FUNCTION(set_rdma),
+    FUNCTION(set_sharing),
+    FUNCTION(complete),
+    FUNCTION(complete_all),
+    FUNCTION(pending_all),
+    FUNCTION(work_all),
+    FUNCTION(set_wait_completes),
+    FUNCTION(capture_begin),
+    FUNCTION(capture_end),
+    FUNCTION(capture_end_graph),
+    FUNCTION(graph_launch),
+    FUNCTION(graph_destroy),
+    FUNCTION(kill_context),
+    FUNCTION(fail_at),
+    FUNCTION(faults),
+    FUNCTION(set_memory),
+    FUNCTION(ledger),
+    FUNCTION(violations),
+    FUNCTION(count_violations),
+    FUNCTION(log),
+    FUNCTION(stop_at),
+    FUNCTION(is_stopped),
+    FUNCTION(go_on),
+    FUNCTION(is_current),
+    FUNCTION(call_attached),
+    FUNCTION(forget_violations),
+    FUNCTION(enter_under_a_lock),
+    {NULL, NULL, 0, NULL},
 };
 
 int ext_add_sim(PyObject *module, struct module_state *state)
 {
     (void)state;
     gp__sim_register();
+    ext_sim_watch_blocking_calls();
     PyObject *sim = PyModule_New("growpool._core._sim");
     int result = sim == NULL ? -1 : PyModule_AddFunctions(sim, sim_functions);
     if (result == 0)

@@ -333,6 +333,37 @@ def test_an_interrupt_in_the_end_of_a_with_block_is_not_swallowed() -> None:
     assert caught.value.__context__ is body
 
 
+def test_an_interrupt_while_a_warning_is_given_is_not_swallowed(
+    unraisable: list[BaseException],
+) -> None:
+    """Another exception is on its way already: the interrupt is raised above it."""
+    chunks: list[Chunk] = []
+    first, interrupt = ZeroDivisionError(), KeyboardInterrupt()
+
+    def alloc(size: int, device: int, stream: int) -> Chunk:
+        if chunks:
+            raise first
+        chunks.append(Chunk.create(size, device))
+        return chunks[-1]
+
+    def free(*_: object) -> None:
+        raise OSError("undo")
+
+    def show(*_: object, **__: object) -> None:
+        raise interrupt
+
+    pool = Pool("host", alloc=alloc, free=free, chunk_size=PAGE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        with pytest.raises(KeyboardInterrupt) as caught:
+            pool.malloc(2 * PAGE)
+    assert caught.value is interrupt
+    assert caught.value.__context__ is first
+    assert unraisable == []
+    assert pool.unreturned == chunks
+
+
 def test_an_error_in_the_end_of_a_with_block_gives_way(unraisable: list[BaseException]) -> None:
     pool, raised = failing_pool(ValueError)
     with (

@@ -116,6 +116,38 @@ def test_a_handler_inside_a_wait_cannot_wait_for_it(inner: str) -> None:
     assert "signal handler" in str(answers[0])
 
 
+def test_what_a_handler_raised_arrives_although_the_wait_was_over(supplier: Supplier) -> None:
+    """The close waits for another thread's free, which ends while the handler runs."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def free(chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
+        inside.set()
+        assert go_on.wait(20)
+        supplier.free(chunk, size, device, stream)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        go_on.set()
+        other.join(20)
+        raise Alarm
+
+    pool = growpool.Pool("host", alloc=supplier.alloc, free=free)
+    pool.allocate(PAGE).close()
+    other = threading.Thread(target=pool.trim)
+    other.start()
+    assert inside.wait(20)
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(Alarm):
+            pool.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not other.is_alive()
+    pool.close()
+    assert supplier.taken == 1
+
+
 @pytest.mark.parametrize("operation", ["resize", "decommit"])
 def test_a_signal_ends_the_wait_of_a_shrink(
     supplier: Supplier, alarm: Callable[[float], None], operation: str

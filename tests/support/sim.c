@@ -248,6 +248,25 @@ void gp__sim_note(struct gp__sim_call *call, const char *format, ...)
     va_end(arguments);
 }
 
+static gp__sim_block_hook block_hook;
+
+void gp__sim_on_block(gp__sim_block_hook hook)
+{
+    __atomic_store_n(&block_hook, hook, __ATOMIC_RELEASE);
+}
+
+/* A call that may block: what the process around it must not hold. */
+static void before_blocking(struct gp__sim_call *call)
+{
+    gp__sim_block_hook hook = __atomic_load_n(&block_hook, __ATOMIC_ACQUIRE);
+    const char *complaint;
+
+    gp__assert_no_lock();
+    complaint = hook != NULL ? hook(call->sim, call->kind->name) : NULL;
+    if (complaint != NULL)
+        gp__sim_violate(call, "%s", complaint);
+}
+
 bool gp__sim_begin(struct gp__sim_call *call, gp__sim *sim, const struct gp__sim_kind *kind,
                    gp_error *error, const char *format, ...)
 {
@@ -267,7 +286,7 @@ bool gp__sim_begin(struct gp__sim_call *call, gp__sim *sim, const struct gp__sim
         return false;
     }
     if (kind != NULL && kind->may_block)
-        gp__assert_no_lock();
+        before_blocking(call);
     gp__mutex_lock(&sim->mutex);
     if (kind != NULL) {
         sim->calls++;
@@ -357,6 +376,14 @@ void gp__sim_on_violation(gp__sim *sim, gp__sim_violation_handler handler, void 
 uint64_t gp__sim_violations(const gp__sim *sim)
 {
     return sim->violations;
+}
+
+void gp__sim_forget_violations(gp__sim *sim)
+{
+    gp__mutex_lock(&sim->mutex);
+    sim->violations = 0;
+    sim->violation[0] = '\0';
+    gp__mutex_unlock(&sim->mutex);
 }
 
 const char *gp__sim_violation_text(const gp__sim *sim)

@@ -20,7 +20,7 @@
  *             capturing stream, or of a stream whose handle names another stream by now; query, wait or context-wide record that invalidates a capture
  *             (outside relaxed mode, or always for an implicit one); record on a thread-bound stream
  *             from another thread; record, query, wait, copy, fill or a question about a capture
- *             outside enter; a copy or fill of addresses that are not mapped with access; a stream that
+ *             outside enter, or inside another device's; a copy or fill of addresses that are not mapped with access; a stream that
  *             waits while it captures, or for an event of a capture; copy, fill or stream wait on the
  *             legacy stream beside a blocking capture; launch of a destroyed graph, or of one whose
  *             addresses are not mapped with access; any call in a forked child;
@@ -71,12 +71,21 @@ gp__sim *gp__sim_of(gp_device *device);
  * 16 TiB of addresses: many pools share it. */
 void gp__sim_register(void);
 
+/* Runs first in each table call that may block, on the thread that calls, with the call's name ("create",
+ * "event_record") and no lock held: a test may stop the thread there. A text that it returns is reported as
+ * a violation of that call. One for the process, set while no device is in use; NULL: none. */
+typedef const char *(*gp__sim_block_hook)(gp__sim *sim, const char *call);
+void gp__sim_on_block(gp__sim_block_hook hook);
+/* The device whose context is current on the calling thread, through enter(); NULL: none. */
+gp__sim *gp__sim_current(void);
+
 typedef void (*gp__sim_violation_handler)(void *context, const char *message);
 /* NULL restores the default: print the message, the last 20 log lines, and abort. */
 void gp__sim_on_violation(gp__sim *sim, gp__sim_violation_handler handler, void *context);
 /* Prints the latest 20 calls to stderr, as the default handler does before it aborts. */
 void gp__sim_print_latest(const gp__sim *sim);
 uint64_t gp__sim_violations(const gp__sim *sim);
+void gp__sim_forget_violations(gp__sim *sim);
 /* The latest violation's message, or "". */
 const char *gp__sim_violation_text(const gp__sim *sim);
 

@@ -20,13 +20,21 @@ static const struct gp__sim_kind kinds[] = {
 };
 enum { CREATE, DESTROY, RECORD, RECORD_CONTEXT, QUERY, WAIT, ENTER, LEAVE };
 
-/* A thread's capture mode and how deep it is inside enter(); the mode of a thread that never entered
- * is global, as in the driver. */
+#define MOST_ENTERED 16 /* by one thread at once */
+
+/* A thread's capture mode and the devices that it is inside of, the innermost last; the mode of a thread
+ * that never entered is global, as in the driver. */
 struct thread_mode {
     bool relaxed;
     int depth;
+    gp__sim *inside[MOST_ENTERED];
 };
 static _Thread_local struct thread_mode mode;
+
+gp__sim *gp__sim_current(void)
+{
+    return mode.depth > 0 ? mode.inside[mode.depth - 1] : NULL;
+}
 
 bool gp__sim_thread_is_relaxed(void)
 {
@@ -43,7 +51,9 @@ gp_status gp__sim_enter(gp_device *device, struct gp__entry *entry, gp_error *er
     /* The depth travels in the entry, so that a leave out of order shows. */
     entry->previous_mode = mode.depth * 2 + (mode.relaxed ? 1 : 0);
     entry->pushed = true;
-    mode.depth++;
+    if (mode.depth == MOST_ENTERED)
+        abort();
+    mode.inside[mode.depth++] = sim;
     mode.relaxed = true;
     sim->entered++;
     return gp__sim_end_ok(&call);
@@ -55,7 +65,8 @@ void gp__sim_leave(gp_device *device, const struct gp__entry *entry)
     gp__sim *sim = device->state;
 
     if (gp__sim_begin(&call, sim, &kinds[LEAVE], NULL, "leave")) {
-        if (sim->entered == 0 || !entry->pushed || entry->previous_mode / 2 != mode.depth - 1) {
+        if (gp__sim_current() != sim || !entry->pushed ||
+            entry->previous_mode / 2 != mode.depth - 1) {
             gp__sim_violate(&call, "does not match the latest enter of this thread");
         } else {
             mode.depth--;
@@ -131,6 +142,8 @@ void gp__sim_require_entered(struct gp__sim_call *call)
 {
     if (mode.depth == 0)
         gp__sim_violate(call, "outside enter()");
+    else if (gp__sim_current() != call->sim)
+        gp__sim_violate(call, "while the context of %s is current", gp__sim_current()->device.name);
 }
 
 static void begin_record(gp__sim *sim, gp__event *event)
