@@ -163,10 +163,11 @@ static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *
                      pool->name, wanted, physical, used, limit, limit_advice(pool));
     else if (growth->obstacle == GP__OBSTACLE_BACKING)
         gp_error_set(error, GP_ERR_OUT_OF_MEMORY,
-                     "the backing of pool '%s' had no memory for %s (asked %u times); the pool "
+                     "the backing of pool '%s' had no memory for %s (asked %u time%s); the pool "
                      "holds %s of physical memory, %s of it in blocks; free blocks, trim other "
                      "pools, or supply more",
-                     pool->name, wanted, growth->refusals, physical, used);
+                     pool->name, wanted, growth->refusals, growth->refusals == 1 ? "" : "s",
+                     physical, used);
     if (growth->obstacle != GP__OBSTACLE_NONE)
         gp__pool_figures(pool, growth->bytes, held, error);
     gp__mutex_unlock(&pool->lock);
