@@ -15,7 +15,7 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
 {
     gp_pool *pool = growth->pool;
     struct gp__retired *list = NULL;
-    size_t returned = 0;
+    size_t before = growth->credit;
     gp__mutex_lock(&pool->lock);
     gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
     gp__retire_hold(pool, list);
@@ -23,10 +23,10 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
     if (list == NULL)
         return 0;
     gp_status reaped = gp__retire_finish(pool, list, GP__REAP_SEEN, &pool->interrupt,
-                                         &growth->credit, &returned, error);
+                                         &growth->credit, NULL, error);
     if (reaped == GP_ERR_INTERRUPTED)
         *status = reaped;
-    return returned;
+    return growth->credit - before;
 }
 
 /* For each slot the highest ticket that a free range waits for, where a fence on its streams can do; 0

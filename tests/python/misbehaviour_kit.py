@@ -227,6 +227,21 @@ REENTER: dict[str, Callable[[World], Any]] = {
 }
 
 
+def try_all(world: World) -> list[str]:
+    """Enter the pool again in every way; which ones were not refused."""
+    let_in = []
+    for name, call in REENTER.items():
+        try:
+            call(world)
+        except RuntimeError as error:
+            inside = "use another pool there, or do it afterwards" in str(error)
+            if not inside and getattr(error, "reason", "") != "closed":
+                raise
+        else:
+            let_in.append(name)
+    return let_in
+
+
 @contextmanager
 def let_pass(world: World, release: Callable[[], Any]) -> Iterator[None]:
     """Call release() once the pool waits for a stream."""
@@ -366,8 +381,19 @@ def reclaiming(grow: Callable[[World], Any]) -> Shrink:
     return Shrink(prepare=prepare, act=grow, result=lambda freed: None)
 
 
+def outcome(act: Callable[[World], Any], world: World) -> tuple[Any, BaseException | None]:
+    """What the operation returned and what it raised, without the frames that it came through."""
+    try:
+        return act(world), None
+    except BaseException as error:
+        return None, error.with_traceback(None)
+
+
 UNDO = {f"undo of {name}": undone(grow) for name, grow in GROW.items()}
 RECLAIM = {f"{name} at the limit": reclaiming(grow) for name, grow in GROW.items()}
+
+
+EXPLICIT = {**SHRINK, **UNDO, **RECLAIM}
 
 
 def raises(error: BaseException) -> Callable[..., Any]:

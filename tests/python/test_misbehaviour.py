@@ -7,15 +7,14 @@ was, whose the answer is afterwards, where each accepted chunk went, and that th
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import growpool
 import pytest
-from conftest import Sim, new_sim
+from conftest import Sim
 from helpers import PAGE, eventually
 from misbehaviour_kit import (
     CHUNK,
@@ -29,33 +28,14 @@ from misbehaviour_kit import (
     Custom,
     Pool,
     World,
-    check_ledger,
     leave,
     raises,
+    try_all,
 )
 
 GROWING = pytest.mark.parametrize("grow", GROW)
 # The first chunk of a growth, or one after others were accepted, which then go back.
 GOOD = pytest.mark.parametrize("good", [0, 3], ids=["first", "fourth"])
-
-
-@pytest.fixture(scope="module")
-def one_sim() -> Sim:
-    """One simulated device for all cells: each leaves it empty."""
-    return new_sim()
-
-
-@pytest.fixture
-def world(device: str, one_sim: Sim) -> Iterator[World]:
-    world = World(one_sim.device if device == "sim" else device, one_sim)
-    gc.disable()  # what a collection lets go would blur the counts of references
-    yield world
-    gc.enable()
-    world.books.behave()
-    if world.pool is not None:
-        world.pool.close()
-    world.drop()
-    check_ledger(one_sim)
 
 
 def fails(
@@ -362,20 +342,6 @@ def test_re_entry_is_an_error_that_reaches_the_caller(world: World, grow: str, i
     fails(world, grow, RuntimeError, "pool 'cell' inside its own callback")
     assert not world.pool.is_closed
     world.check_works()
-
-
-def try_all(world: World) -> list[str]:
-    """Enter the pool again in every way; which ones were not refused."""
-    let_in = []
-    for name, call in REENTER.items():
-        try:
-            call(world)
-        except RuntimeError as error:
-            assert type(error) is RuntimeError
-            assert "use another pool there, or do it afterwards" in str(error)
-        else:
-            let_in.append(name)
-    return let_in
 
 
 @DEVICES
