@@ -423,9 +423,7 @@ gp_status gp_pool_close(gp_pool *pool, gp_error *error)
     if (status != GP_OK)
         return status;
     gp__orphan_finished(pool);
-    if (others)
-        gp__orphans_close(pool->device, &pool->interrupt);
-    return GP_OK;
+    return others ? gp__orphans_close(pool->device, &pool->interrupt, error) : GP_OK;
 }
 
 bool gp_pool_is_closed(const gp_pool *pool)

@@ -15,7 +15,7 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
 {
     gp_pool *pool = growth->pool;
     struct gp__retired *list = NULL;
-    size_t returned = 0;
+    size_t before = growth->credit;
     gp__mutex_lock(&pool->lock);
     gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
     gp__retire_hold(pool, list);
@@ -23,10 +23,10 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
     if (list == NULL)
         return 0;
     gp_status reaped = gp__retire_finish(pool, list, GP__REAP_SEEN, &pool->interrupt,
-                                         &growth->credit, &returned, error);
+                                         &growth->credit, NULL, error);
     if (reaped == GP_ERR_INTERRUPTED)
         *status = reaped;
-    return returned;
+    return growth->credit - before;
 }
 
 /* For each slot the highest ticket that a free range waits for, where a fence on its streams can do; 0
@@ -163,10 +163,11 @@ static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *
                      pool->name, wanted, physical, used, limit, limit_advice(pool));
     else if (growth->obstacle == GP__OBSTACLE_BACKING)
         gp_error_set(error, GP_ERR_OUT_OF_MEMORY,
-                     "the backing of pool '%s' had no memory for %s (asked %u times); the pool "
+                     "the backing of pool '%s' had no memory for %s (asked %u time%s); the pool "
                      "holds %s of physical memory, %s of it in blocks; free blocks, trim other "
                      "pools, or supply more",
-                     pool->name, wanted, growth->refusals, physical, used);
+                     pool->name, wanted, growth->refusals, growth->refusals == 1 ? "" : "s",
+                     physical, used);
     if (growth->obstacle != GP__OBSTACLE_NONE)
         gp__pool_figures(pool, growth->bytes, held, error);
     gp__mutex_unlock(&pool->lock);

@@ -148,38 +148,58 @@ static bool is_orphaned(const gp_pool *pool)
     return __atomic_load_n(&pool->orphaned, __ATOMIC_ACQUIRE);
 }
 
-static bool any_left(const gp_device *device)
+size_t gp__orphans_left(const gp_device *device)
 {
+    size_t count = 0;
     gp__mutex_lock(&left_lock);
-    const gp_pool *pool = left_pools;
-    while (pool != NULL && pool->device != device)
-        pool = pool->next_left;
+    for (const gp_pool *pool = left_pools; pool != NULL; pool = pool->next_left)
+        count += pool->device == device;
     gp__mutex_unlock(&left_lock);
-    return pool != NULL;
+    return count;
 }
 
 bool gp__orphans_wanted(gp_pool *pool)
 {
-    return any_left(pool->device) && gp__device_check_capture(pool->device, NULL) == GP_OK;
+    return gp__orphans_left(pool->device) > 0 &&
+           gp__device_check_capture(pool->device, NULL) == GP_OK;
 }
 
-void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt)
+/* Closes one pool that was taken off the list, or puts it back. */
+static gp_status close_left(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
+{
+    bool orphaned = is_orphaned(pool);
+    gp_status status = gp__pool_not_inside(pool, "closing", NULL);
+    if (status == GP_OK)
+        status = gp__pool_close(pool, GP__REAP_FINAL, interrupt, error);
+    if (status != GP_OK) {
+        leave(pool);
+    } else if (orphaned) {
+        gp__pool_destroy(pool);
+    } else {
+        gp__orphan_finished(pool);
+        gp_pool_release(pool); /* the list's reference */
+    }
+    return status;
+}
+
+gp_status gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt,
+                            gp_error *error)
 {
     gp_pool *pool = take_left(device);
+    bool stopped = false;
     while (pool != NULL) {
         gp_pool *next = pool->next_left;
-        bool orphaned = is_orphaned(pool);
-        if (gp__pool_not_inside(pool, "closing", NULL) != GP_OK ||
-            gp__pool_close(pool, GP__REAP_FINAL, interrupt, NULL) != GP_OK) {
+        gp_error stop = {0};
+        if (stopped) {
             leave(pool);
-        } else if (orphaned) {
-            gp__pool_destroy(pool);
-        } else {
-            gp__orphan_finished(pool);
-            gp_pool_release(pool); /* the list's reference */
+        } else if (close_left(pool, interrupt, &stop) == GP_ERR_INTERRUPTED) {
+            stopped = true;
+            if (error != NULL)
+                *error = stop;
         }
         pool = next;
     }
+    return stopped ? GP_ERR_INTERRUPTED : GP_OK;
 }
 
 /* ---- the reaper's part --------------------------------------------------------------------- */

@@ -531,12 +531,16 @@ uint64_t gp__orphan_service(gp_pool *pool);
 /* Drops what gp_pool_finish() and the list of left pools hold once the pool is closed; the pool may be gone
  * afterwards. */
 void gp__orphan_finished(gp_pool *pool);
+/* How many pools of the device wait for an explicit call to close them. */
+size_t gp__orphans_left(const gp_device *device);
 /* Whether pools of the device were left, and no stream that any pool knows captures: the fence of a whole
  * context would invalidate the capture. lock: not held. */
 bool gp__orphans_wanted(gp_pool *pool);
 /* At the end of an explicit call: closes what pools of the device left because of owners that only a
- * context-wide fence covers. lock: not held. */
-void gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt);
+ * context-wide fence covers. GP_OK, or GP_ERR_INTERRUPTED: the rest is left to the next such call. lock:
+ * not held. */
+gp_status gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt,
+                            gp_error *error);
 
 /* ---- check.c ---- */
 #ifdef GP_TESTING

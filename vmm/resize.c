@@ -388,6 +388,9 @@ static gp_status begin_resize(gp_range *range, size_t size, size_t *before, gp_e
                             range->max_bytes);
     gp__mutex_lock(&pool->lock);
     gp_status status = gp__range_check_open(range, error);
+    /* It may be this thread, of which a callback runs within. */
+    if (status == GP_OK && range->resizing)
+        status = gp__pool_not_inside(pool, "resizing a range of", error);
     if (status == GP_OK && range->resizing)
         status =
             gp__state_error(error, GP_REASON_BUSY,

@@ -68,6 +68,17 @@ static gp_status check_trim(gp_pool *pool, size_t keep, gp_error *error)
     return gp__timeline_check_capture(&pool->timeline, owners, error);
 }
 
+/* Closes what others left to an explicit call, unless a signal ended this one. `status` is that of the
+ * call's own work, and the first error wins. */
+static gp_status close_orphans(gp_pool *pool, gp_status status, gp_error *error)
+{
+    if (status == GP_ERR_INTERRUPTED || !gp__orphans_wanted(pool))
+        return status;
+    gp_status closed =
+        gp__orphans_close(pool->device, &pool->interrupt, status == GP_OK ? error : NULL);
+    return status == GP_OK ? closed : status;
+}
+
 gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, size_t *released,
                        gp_error *error)
 {
@@ -100,8 +111,8 @@ gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, 
         status = finish_all(pool, list, &returned, error);
     else
         gp__pool_kick(pool);
-    if (wait && gp__orphans_wanted(pool))
-        gp__orphans_close(pool->device, &pool->interrupt);
+    if (wait)
+        status = close_orphans(pool, status, error);
     if (status == GP_OK && released != NULL)
         *released = wait ? returned : set_retiring;
     return status;
@@ -123,9 +134,7 @@ gp_status gp_pool_drain(gp_pool *pool, gp_error *error)
     gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
     status = finish_all(pool, list, &returned, error);
-    if (gp__orphans_wanted(pool))
-        gp__orphans_close(pool->device, &pool->interrupt);
-    return status;
+    return close_orphans(pool, status, error);
 }
 
 gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out, gp_error *error)

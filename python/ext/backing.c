@@ -15,36 +15,53 @@
 
 /* ---- accepted chunks ------------------------------------------------------------------------ */
 
-/* Takes the reference. */
-static void accept(struct ext_adapter *adapter, struct chunk_object *chunk)
+/* Takes the reference; -1 without memory. */
+static int accept(struct ext_adapter *adapter, struct chunk_object *chunk)
 {
-    chunk->adapter = adapter;
-    chunk->previous = NULL;
-    chunk->next = adapter->accepted;
-    if (chunk->next != NULL)
-        chunk->next->previous = chunk;
-    adapter->accepted = chunk;
+    struct ext_hold *hold = &chunk->first;
+    if (hold->adapter != NULL && (hold = PyMem_RawMalloc(sizeof(*hold))) == NULL)
+        return -1;
+    *hold = (struct ext_hold){adapter, chunk, adapter->accepted, NULL, chunk->holds};
+    if (hold->next != NULL)
+        hold->next->previous = hold;
+    adapter->accepted = chunk->holds = hold;
+    return 0;
 }
 
-/* Gives the reference back; false when the chunk was not accepted here. */
+/* Gives the reference back; false when the chunk is not accepted here. */
 static bool let_go(struct ext_adapter *adapter, struct chunk_object *chunk)
 {
-    if (chunk->adapter != adapter)
+    struct ext_hold **link = &chunk->holds;
+    while (*link != NULL && (*link)->adapter != adapter)
+        link = &(*link)->other;
+    struct ext_hold *hold = *link;
+    if (hold == NULL)
         return false;
-    if (chunk->next != NULL)
-        chunk->next->previous = chunk->previous;
-    if (chunk->previous != NULL)
-        chunk->previous->next = chunk->next;
+    *link = hold->other;
+    if (hold->next != NULL)
+        hold->next->previous = hold->previous;
+    if (hold->previous != NULL)
+        hold->previous->next = hold->next;
     else
-        adapter->accepted = chunk->next;
-    chunk->adapter = NULL;
-    chunk->next = chunk->previous = NULL;
+        adapter->accepted = hold->next;
+    hold->adapter = NULL;
+    if (hold != &chunk->first)
+        PyMem_RawFree(hold);
     return true;
+}
+
+/* Whether this adapter, or one whose chunks nobody may pass on, has the chunk. */
+static bool is_accepted(const struct ext_adapter *adapter, const struct chunk_object *chunk)
+{
+    const struct ext_hold *hold = chunk->holds;
+    while (hold != NULL && hold->adapter != adapter && hold->adapter->lends)
+        hold = hold->other;
+    return hold != NULL;
 }
 
 void ext_adapter_forget(struct chunk_object *chunk)
 {
-    if (chunk->adapter != NULL && let_go(chunk->adapter, chunk))
+    while (chunk->holds != NULL && let_go(chunk->holds->adapter, chunk))
         Py_DECREF(chunk);
 }
 
@@ -111,7 +128,7 @@ static gp_status check_answer(struct ext_adapter *adapter, const gp_request *req
     const gp_chunk *chunk = object->chunk;
     if (gp_chunk_is_closed(chunk))
         return wrong_value(adapter, request, chunk, "is closed", error);
-    if (object->adapter != NULL || gp_chunk_is_in_use(chunk))
+    if (is_accepted(adapter, object) || gp_chunk_is_in_use(chunk))
         return wrong_value(adapter, request, chunk, "a pool holds already", error);
     if (gp_chunk_device(chunk) != request->device)
         return wrong_value(adapter, request, chunk, "is on another device", error);
@@ -133,12 +150,15 @@ static gp_status ask_python(struct ext_adapter *adapter, const gp_request *reque
                          adapter->name, request->size);
     else
         status = check_answer(adapter, request, answer, error);
+    struct chunk_object *object = (struct chunk_object *)answer;
+    if (status == GP_OK && accept(adapter, object) < 0)
+        status = gp_error_set(error, GP_ERR_HOST_MEMORY,
+                              "no host memory to keep the chunk that the alloc of %s answered with",
+                              adapter->name);
     if (status != GP_OK) {
         Py_DECREF(answer);
         return status;
     }
-    struct chunk_object *object = (struct chunk_object *)answer;
-    accept(adapter, object);
     *out = gp_chunk_retain(object->chunk);
     return GP_OK;
 }
@@ -168,16 +188,34 @@ static gp_status adapter_alloc(void *context, const gp_request *request, gp_chun
 
 /* ---- free ----------------------------------------------------------------------------------- */
 
+/* Whether free did away with the chunk before it raised: then nothing is left to return. */
+static bool is_gone(const gp_chunk *chunk)
+{
+    return gp_chunk_is_closed(chunk) || gp_chunk_is_in_use(chunk);
+}
+
+/* Where the chunk is after its free raised, and what to do. */
+static const char *whereabouts(const struct ext_adapter *adapter, const gp_chunk *chunk)
+{
+    if (gp_chunk_is_closed(chunk))
+        return "the chunk is closed, so nothing is left to return";
+    if (gp_chunk_is_in_use(chunk))
+        return "another pool has taken the chunk meanwhile, so it is that pool's to return";
+    if (adapter->lends)
+        return "the chunk stays with whoever gave it back: mend free, then call trim() of the "
+               "CachingBacking or return_unreturned() of the pool";
+    return "the chunk is in unreturned: mend free, then call return_unreturned()";
+}
+
 static gp_status free_raised(struct ext_adapter *adapter, const gp_chunk *chunk,
                              const gp_request *request, gp_error *error)
 {
     char size[32];
     PyObject *exception = py_take_exception();
     PyObject *message =
-        PyUnicode_FromFormat("the free of %s raised %R for chunk %llu of %s; the chunk is in "
-                             "unreturned: mend free, then call return_unreturned()",
-                             adapter->name, exception, (unsigned long long)gp_chunk_id(chunk),
-                             ext_size_text(request->size, size));
+        PyUnicode_FromFormat("the free of %s raised %R for chunk %llu of %s; %s", adapter->name,
+                             exception, (unsigned long long)gp_chunk_id(chunk),
+                             ext_size_text(request->size, size), whereabouts(adapter, chunk));
     if (message == NULL) {
         PyErr_Clear();
         message = Py_NewRef(adapter->state->name_free);
@@ -209,9 +247,7 @@ static gp_status return_to_python(struct ext_adapter *adapter, gp_chunk *chunk,
         return GP_OK;
     }
     gp_status status = free_raised(adapter, chunk, request, error);
-    if (object->adapter == NULL)
-        accept(adapter, object);
-    else
+    if (is_gone(chunk) || is_accepted(adapter, object) || accept(adapter, object) < 0)
         Py_DECREF(object);
     return status;
 }
@@ -261,7 +297,7 @@ static gp_status adapter_free(void *context, gp_chunk *chunk, const gp_request *
 static void drop_python(struct ext_adapter *adapter)
 {
     while (adapter->accepted != NULL) {
-        struct chunk_object *chunk = adapter->accepted;
+        struct chunk_object *chunk = adapter->accepted->chunk;
         let_go(adapter, chunk);
         Py_DECREF(chunk);
     }
@@ -339,8 +375,8 @@ int ext_adapter_traverse(struct ext_adapter *adapter, visitproc visit, void *arg
     Py_VISIT(adapter->free);
     Py_VISIT(adapter->object);
     Py_VISIT(adapter->streams);
-    for (struct chunk_object *chunk = adapter->accepted; chunk != NULL; chunk = chunk->next)
-        Py_VISIT(chunk);
+    for (struct ext_hold *hold = adapter->accepted; hold != NULL; hold = hold->next)
+        Py_VISIT(hold->chunk);
     return 0;
 }
 

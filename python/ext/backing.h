@@ -30,7 +30,8 @@ struct ext_adapter {
     PyObject *free;
     PyObject *object; /* the backing object, NULL without one */
     PyObject *streams; /* dict: stream id -> the stream object that must live, for a Pool */
-    struct chunk_object *accepted; /* chunk objects between alloc and free */
+    struct ext_hold *accepted; /* chunk objects between alloc and free */
+    bool lends; /* a CachingBacking's: what it accepted may be passed on to a pool by Python code */
     struct ext_deferred *deferred; /* for letting go of an inner that may call Python; else NULL */
     char name[64]; /* who it works for, in messages */
 };

@@ -85,6 +85,7 @@ static int caching_init(struct backing_object *self, struct ext_supplier *suppli
         ext_adapter_create(module, supplier, "the backing inside a CachingBacking", &adapted);
     if (adapter == NULL)
         return -1;
+    adapter->lends = true;
     gp_error error = {0};
     gp_status status = gp_backing_caching(adapted, keep, &self->backing, &error);
     gp_backing_release(adapted); /* the caching backing has its own reference, or none is wanted */

@@ -141,7 +141,7 @@ static void warn_release_errors(struct ext_call *call, Py_ssize_t first)
 }
 
 /* Raises what the status says; returns how many release errors were used up by that. What a signal handler
- * raised in a wait is raised even when the operation then found that it was done. */
+ * raised is raised even if the operation came to its end all the same. */
 static Py_ssize_t raise_status(struct ext_call *call, gp_status status)
 {
     bool own = status == GP_ERR_CALLBACK || status == GP_ERR_INTERRUPTED;
@@ -220,8 +220,7 @@ int ext_call_end(struct ext_call *call, gp_status status)
     if (status == GP_OK && call->exception == NULL && call->release_errors == NULL &&
         call->base_exception == NULL)
         return 0;
-    Py_ssize_t used = raise_status(call, status);
-    warn_release_errors(call, used);
+    warn_release_errors(call, raise_status(call, status));
     if (call->base_exception != NULL)
         raise_base_exception(call);
     /* Dropping exceptions can run anything: set ours aside meanwhile. */

@@ -10,17 +10,28 @@
 
 struct ext_adapter;
 
+struct chunk_object;
+
+/* An adapter (backing.h) has the chunk accepted: it holds one reference to the object meanwhile. In two
+ * lists, the adapter's and the chunk's. */
+struct ext_hold {
+    struct ext_adapter *adapter; /* NULL: not in use */
+    struct chunk_object *chunk;
+    struct ext_hold *next; /* the adapter's */
+    struct ext_hold *previous;
+    struct ext_hold *other; /* of the same chunk */
+};
+
 /* `chunk` is the object's own reference. gp_chunk_user(chunk) points back while the object lives, so a
  * pool gives the very same object back to free. Everything here is guarded by the GIL.
  *
- * While an adapter (backing.h) has the chunk accepted it holds one reference to the object and keeps it
- * in its list: `adapter`, `next` and `previous`. */
+ * Mostly one adapter at a time has a chunk: `first`, so that accepting allocates nothing. Backings made of
+ * backings in Python are several; what they need beyond the first is allocated. */
 struct chunk_object {
     PyObject_HEAD gp_chunk *chunk;
     PyObject *weak_references;
-    struct ext_adapter *adapter;
-    struct chunk_object *next;
-    struct chunk_object *previous;
+    struct ext_hold *holds;
+    struct ext_hold first;
 };
 
 /* The object of a chunk: the living one or a new one. New reference; NULL with an exception. */
@@ -43,7 +54,7 @@ PyObject *ext_chunk_get_gpu_direct_rdma(struct chunk_object *self, void *unused)
 
 /* gp_chunk_release(), detached: releasing physical memory can block. */
 void ext_chunk_release(gp_chunk *chunk);
-/* Takes a chunk that was closed off its adapter's list, if it is on one: a close() that began before the
+/* Takes a chunk that was closed off its adapters' lists, if it is on one: a close() that began before an
  * adapter accepted the chunk may win, and then the pool refuses it. */
 void ext_adapter_forget(struct chunk_object *chunk);
 

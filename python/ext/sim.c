@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests. The first
- * argument of each function is N of "sim:N".
+ * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests, and the
+ * core's own check of a pool. The first argument of each function but that one is N of "sim:N".
  */
 #include "sim.h"
 
@@ -11,8 +11,10 @@
 
 #include "../../backing/lock.h"
 #include "../../tests/support/sim.h"
+#include "../../vmm/pool.h"
 #include "errors.h"
 #include "gate.h"
+#include "pool.h"
 
 /* The simulated device of an ordinal, opened if need be; NULL with an exception. */
 static gp__sim *sim_of(PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted)
@@ -406,6 +408,29 @@ static PyObject *sim_is_current(PyObject *self, PyObject *const *args, Py_ssize_
     return PyBool_FromLong(gp__sim_current() == sim);
 }
 
+/* (ordinal): pools of the device that nobody holds and that only an explicit call can close */
+static PyObject *sim_left_pools(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    gp__sim *sim = sim_of(args, nargs, 1);
+    return sim != NULL ? PyLong_FromSize_t(gp__orphans_left(gp__sim_device(sim))) : NULL;
+}
+
+/* (a Pool on any device): "", or which of the core's invariants does not hold */
+static PyObject *sim_check_pool(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    char message[400] = "";
+    (void)self;
+    if (nargs != 1 || strcmp(Py_TYPE(args[0])->tp_name, "growpool.Pool") != 0) {
+        PyErr_SetString(PyExc_TypeError, "a Pool expected");
+        return NULL;
+    }
+    gp_pool *pool = ((struct pool_object *)args[0])->pool;
+    if (pool != NULL && !gp__pool_check(pool, message, sizeof(message)) && message[0] == '\0')
+        return PyUnicode_FromString("an invariant does not hold");
+    return PyUnicode_FromString(message);
+}
+
 #define FUNCTION(name_)                                                                            \
     {                                                                                              \
 #name_, (PyCFunction)(void (*)(void))sim_##name_, METH_FASTCALL, NULL                      \
@@ -444,6 +469,8 @@ static PyMethodDef sim_functions[] = {
     FUNCTION(call_attached),
     FUNCTION(forget_violations),
     FUNCTION(enter_under_a_lock),
+    FUNCTION(check_pool),
+    FUNCTION(left_pools),
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,6 +12,7 @@ from typing import Any
 import growpool
 import pytest
 from helpers import Supplier
+from misbehaviour_kit import World, check_ledger
 
 _ordinals = itertools.count()
 
@@ -85,3 +86,23 @@ def pool(supplier: Supplier) -> Iterator[growpool.Pool]:
     pool = growpool.Pool("host", alloc=supplier.alloc, free=supplier.free, name="test")
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="module")
+def one_sim() -> Sim:
+    """One simulated device for all cells of a matrix: each leaves it empty."""
+    return new_sim()
+
+
+@pytest.fixture
+def world(device: str, one_sim: Sim) -> Iterator[World]:
+    """A pool of a matrix's cell, on the host or on the simulated device."""
+    world = World(one_sim.device if device == "sim" else device, one_sim)
+    gc.disable()  # what a collection lets go would blur the counts of references
+    yield world
+    gc.enable()
+    world.books.behave()
+    if world.pool is not None:
+        world.pool.close()
+    world.drop()
+    check_ledger(one_sim)

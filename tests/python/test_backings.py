@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import growpool
@@ -252,8 +253,6 @@ def test_adopted_handles_keep_their_owner(sim: Any) -> None:
     first = growpool.Chunk.create(PAGE, sim.device)
     owner = Owner()
     released: list[int] = []
-    import weakref
-
     weakref.finalize(owner, released.append, 1)
     adopted = growpool.Chunk.from_handle(first.handle, PAGE, sim.device, owner=owner)
     del owner
@@ -264,3 +263,91 @@ def test_adopted_handles_keep_their_owner(sim: Any) -> None:
     assert released == [1]
     first.close()
     assert sim.state.unreleased_count == 0
+
+
+class Passing:
+    """Python between a pool and a backing: the chunks are the inner one's."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def alloc(self, size: int, device: int, stream: int) -> Any:
+        return self.inner.alloc(size, device, stream)
+
+    def free(self, chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
+        self.inner.free(chunk, size, device, stream)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_python_may_pass_on_what_a_caching_backing_gave(layers: int) -> None:
+    """Each layer gets the very object that it gave, and nothing is held longer than it is used."""
+    given: list[int] = []
+    taken: list[int] = []
+
+    class Inner:
+        def alloc(self, size: int, device: int, stream: int) -> growpool.Chunk:
+            chunk = growpool.Chunk.create(size, device)
+            given.append(id(chunk))
+            return chunk  # nobody here keeps it
+
+        def free(self, chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
+            taken.append(id(chunk))
+            dead.append(weakref.ref(chunk))
+
+    dead: list[weakref.ref[growpool.Chunk]] = []
+    backing: Any = Inner()
+    caches = []
+    for _ in range(layers):
+        caches.append(growpool.CachingBacking(backing, keep="1 GiB"))
+        backing = Passing(caches[-1])
+    with Pool("host", backing=backing, chunk_size=PAGE) as pool:
+        for _ in range(3):
+            pool.allocate(3 * PAGE).close()
+            assert pool.trim() == 3 * PAGE
+    assert len(given) == 3
+    for cache in reversed(caches):
+        assert cache.trim() == 3 * PAGE
+    assert sorted(taken) == sorted(given)
+    assert [reference() for reference in dead] == [None] * 3
+
+
+def test_a_cached_chunk_that_is_answered_twice_is_refused(supplier: Supplier) -> None:
+    caching = growpool.CachingBacking(supplier, keep="1 GiB")
+    chunk = caching.alloc(PAGE, "host")
+    twice = Supplier()
+    with Pool("host", alloc=lambda *_: chunk, free=caching.free, chunk_size=PAGE) as pool:
+        with pytest.raises(ValueError, match="a pool holds already"):
+            pool.allocate(2 * PAGE)
+        assert caching.cached_bytes == PAGE
+        with Pool("host", alloc=lambda *_: chunk, free=twice.free, chunk_size=PAGE) as other:
+            twice.out.append(chunk)
+            other.allocate(PAGE)
+            with pytest.raises(ValueError, match="a pool holds already"):
+                pool.allocate(PAGE)
+    # The cache kept it while it was lent: it is the inner backing's again.
+    caching.trim()
+
+
+@pytest.mark.parametrize("chunk_size", [PAGE, 4 * PAGE], ids=["kept", "too large to keep"])
+def test_where_a_chunk_is_whose_inner_free_raised(supplier: Supplier, chunk_size: int) -> None:
+    """With the cache, or unreturned: the warning names both ways to try again."""
+    failing = True
+
+    class Inner:
+        alloc = supplier.alloc
+
+        def free(self, chunk: growpool.Chunk, *rest: int) -> None:
+            if failing:
+                raise OSError("no")
+            supplier.free(chunk, *rest)
+
+    caching = growpool.CachingBacking(Inner(), keep=PAGE)
+    with Pool("host", backing=caching, chunk_size=chunk_size) as pool:
+        pool.allocate(2 * chunk_size).close()
+        with pytest.warns(growpool.ReleaseWarning, match="trim.. of the CachingBacking or return"):
+            pool.trim()
+        assert caching.cached_bytes + pool.stats.unreturned_bytes == supplier.out_bytes
+        failing = False
+        pool.return_unreturned()
+        caching.trim()
+        assert supplier.out == []
