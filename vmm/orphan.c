@@ -161,7 +161,7 @@ static bool any_left(const gp_device *device)
 bool gp__orphans_wanted(gp_pool *pool)
 {
     struct gp__owners anybody = {GP__UNKNOWN, 0};
-    return any_left(pool->device) &&
+    return gp__check_fork(NULL) == GP_OK && any_left(pool->device) &&
            gp__timeline_check_capture(&pool->timeline, anybody, NULL) == GP_OK;
 }
 

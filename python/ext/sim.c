@@ -7,6 +7,7 @@
 
 #ifdef GROWPOOL_TESTING
 
+#include "../../backing/lock.h"
 #include "../../tests/support/sim.h"
 #include "errors.h"
 
@@ -313,6 +314,15 @@ static PyObject *sim_count_violations(PyObject *self, PyObject *const *args, Py_
     return none_unless_raised();
 }
 
+/* () -> how often this process, a forked child, came to a lock of growpool's */
+static PyObject *sim_child_locks(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    (void)args;
+    (void)nargs;
+    return PyLong_FromUnsignedLong(gp__witness_child_locks());
+}
+
 static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
@@ -333,15 +343,33 @@ static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     }
 
 static PyMethodDef sim_functions[] = {
-    FUNCTION(stream_create), FUNCTION(stream_destroy), FUNCTION(launch),
-    FUNCTION(launch_from),   FUNCTION(set_peers),      FUNCTION(set_rdma),
-    FUNCTION(set_sharing),   FUNCTION(complete),       FUNCTION(complete_all),
-    FUNCTION(pending_all),   FUNCTION(work_all),       FUNCTION(set_wait_completes),
-    FUNCTION(capture_begin), FUNCTION(capture_end),    FUNCTION(capture_end_graph),
-    FUNCTION(graph_launch),  FUNCTION(graph_destroy),  FUNCTION(kill_context),
-    FUNCTION(fail_at),       FUNCTION(faults),         FUNCTION(set_memory),
-    FUNCTION(ledger),        FUNCTION(violations),     FUNCTION(count_violations),
-    FUNCTION(log),           {NULL, NULL, 0, NULL},
+    FUNCTION(stream_create),
+    FUNCTION(stream_destroy),
+    FUNCTION(launch),
+    FUNCTION(launch_from),
+    FUNCTION(set_peers),
+    FUNCTION(set_rdma),
+    FUNCTION(set_sharing),
+    FUNCTION(complete),
+    FUNCTION(complete_all),
+    FUNCTION(pending_all),
+    FUNCTION(work_all),
+    FUNCTION(set_wait_completes),
+    FUNCTION(capture_begin),
+    FUNCTION(capture_end),
+    FUNCTION(capture_end_graph),
+    FUNCTION(graph_launch),
+    FUNCTION(graph_destroy),
+    FUNCTION(kill_context),
+    FUNCTION(fail_at),
+    FUNCTION(faults),
+    FUNCTION(set_memory),
+    FUNCTION(ledger),
+    FUNCTION(violations),
+    FUNCTION(count_violations),
+    FUNCTION(child_locks),
+    FUNCTION(log),
+    {NULL, NULL, 0, NULL},
 };
 
 int ext_add_sim(PyObject *module, struct module_state *state)
