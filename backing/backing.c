@@ -85,6 +85,12 @@ static gp_status pass_failure(gp_status status, const gp_error *told, const char
     return status;
 }
 
+/* A callback that forked comes back in the child too, where its success is nobody's. */
+static gp_status in_this_process(gp_status status, gp_error *told)
+{
+    return status == GP_OK ? gp__check_fork(told) : status;
+}
+
 static gp_status call_alloc(gp_backing *backing, const gp_request *request, gp_chunk **out,
                             gp_error *error)
 {
@@ -99,6 +105,10 @@ static gp_status call_alloc(gp_backing *backing, const gp_request *request, gp_c
     gp_chunk *chunk = NULL;
     status = backing->ops->alloc(backing->context, request, &chunk, &told);
     driver->leave(request->device, &entry);
+    if (status == GP_OK && gp__check_fork(NULL) != GP_OK) {
+        gp_chunk_release(chunk);
+    }
+    status = in_this_process(status, &told);
     if (status != GP_OK) {
         return pass_failure(status, &told, "alloc", request, error);
     }
@@ -119,6 +129,7 @@ static gp_status call_free(gp_backing *backing, gp_chunk *chunk, const gp_reques
     gp_error told = {0};
     status = backing->ops->free(backing->context, chunk, request, &told);
     driver->leave(request->device, &entry);
+    status = in_this_process(status, &told);
     return status == GP_OK ? GP_OK : pass_failure(status, &told, "free", request, error);
 }
 

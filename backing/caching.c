@@ -232,6 +232,7 @@ gp_status gp_backing_caching(gp_backing *inner, size_t keep_bytes, gp_backing **
     if (inner == NULL) {
         return gp_error_set(error, GP_ERR_ARGUMENT, "a caching backing needs an inner backing");
     }
+    gp__note_use(); /* its lock can be taken without a device */
     struct cache *cache = gp__calloc(1, sizeof *cache);
     if (cache == NULL) {
         return gp_error_set(error, GP_ERR_HOST_MEMORY, "no host memory to describe a cache");

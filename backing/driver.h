@@ -148,7 +148,8 @@ struct gp__driver {
                               void (*gone)(void *context), void *context, gp_error *error);
 
     /* Makes the device's context current and the thread's capture mode relaxed; leave() undoes it.
-     * Cheap and non-blocking (70 ns on CUDA). Around every callback, every record, query and wait. */
+     * Cheap and non-blocking (70 ns on CUDA). Around every callback, every record, query and wait. In a
+     * forked child leave() does nothing: a callback that forked comes back there too. */
     gp_status (*enter)(gp_device *device, struct gp__entry *entry, gp_error *error);
     void (*leave)(gp_device *device, const struct gp__entry *entry);
 };
@@ -185,9 +186,12 @@ void gp__device_set_sim_opener(gp__device_opener opener);
 gp_status gp__driver_error(gp_error *error, gp_status status, const char *call, int code,
                            const char *name, uintptr_t va, size_t size);
 
-/* 0 in the process that loaded growpool, and one more in every fork of it. Objects remember the
+/* 0 in the process that first used growpool, and one more in every fork of it; a process that only
+ * loaded growpool passes nothing on, so its children count as the first again. Objects remember the
  * value they were made under; a different value means "this is a forked child". No lock. */
 unsigned gp__fork_generation(void);
+/* Before anything that could be found half done by a fork, the first lock included. No lock. */
+void gp__note_use(void);
 /* True after gp_begin_exit(). No lock. */
 bool gp__is_exiting(void);
 

@@ -4,6 +4,7 @@
  * A thread takes locks in strictly rising rank; it calls out (backing, Python, blocking driver call,
  * wait) holding none. The witness (GP_TESTING) keeps the ranks a thread holds and reports the first
  * breach to a handler; without it the wrappers are plain pthread calls.
+ * In a forked child the wrappers do nothing.
  * One exception: the registry's lock is held while a device is opened, which keeps only other openers
  * waiting.
  *
@@ -64,6 +65,8 @@ void gp__assert_locked(const struct gp__mutex *mutex);
 /* Receives a sentence about a breach; the default handler aborts the test process. */
 typedef void (*gp__witness_handler)(const char *message);
 void gp__witness_set_handler(gp__witness_handler handler);
+/* How often this process, a forked child, came to a lock: a call that is refused never does. */
+unsigned long gp__witness_child_locks(void);
 #endif
 
 #endif

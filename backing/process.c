@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What growpool knows of its process: how many forks lie between it and the one that loaded
+ * What growpool knows of its process: how many forks lie between it and the one that first used
  * growpool, and whether it is shutting down. Takes no lock.
  */
 #include "backing_internal.h"
@@ -11,19 +11,32 @@
 
 static _Atomic unsigned fork_generation;
 static _Atomic bool exiting;
-/* Both are written once, while growpool is loaded, before any other thread can call it. */
+/* The process that first used growpool, or the one it was forked from; 0 while nobody has. */
+static _Atomic pid_t first_user;
+/* Written once, while growpool is loaded, before any other thread can call it. */
 static bool handler_installed;
-static pid_t loading_process;
 
+/* A child of a process that only loaded growpool inherits nothing and starts afresh. Whatever the
+ * parent was ending is not the child's end. */
 static void count_fork(void)
 {
-    atomic_fetch_add_explicit(&fork_generation, 1, memory_order_relaxed);
+    if (atomic_load_explicit(&first_user, memory_order_relaxed) != 0) {
+        atomic_fetch_add_explicit(&fork_generation, 1, memory_order_relaxed);
+    }
+    atomic_store_explicit(&exiting, false, memory_order_relaxed);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-    loading_process = getpid();
     handler_installed = pthread_atfork(NULL, NULL, count_fork) == 0;
+}
+
+void gp__note_use(void)
+{
+    pid_t nobody = 0;
+    if (atomic_load(&first_user) == 0) {
+        (void)atomic_compare_exchange_strong(&first_user, &nobody, getpid());
+    }
 }
 
 unsigned gp__fork_generation(void)
@@ -32,7 +45,8 @@ unsigned gp__fork_generation(void)
         return atomic_load_explicit(&fork_generation, memory_order_relaxed);
     }
     /* No memory for the handler at load time: a system call still tells a child from its parent. */
-    return getpid() != loading_process;
+    pid_t user = atomic_load_explicit(&first_user, memory_order_relaxed);
+    return user != 0 && user != getpid();
 }
 
 bool gp__is_exiting(void)
@@ -45,16 +59,25 @@ void gp_begin_exit(void)
     atomic_store_explicit(&exiting, true, memory_order_release);
 }
 
+gp_status gp__check_fork(gp_error *error)
+{
+    if (gp__fork_generation() == 0) {
+        return GP_OK;
+    }
+    return gp__state_error(
+        error, GP_REASON_FORKED,
+        "this process was forked from one that had used growpool, whose devices, "
+        "locks and threads a child cannot use: start workers with \"spawn\" or "
+        "\"forkserver\", or fork before the first use");
+}
+
 gp_status gp__check_process(gp_error *error)
 {
-    if (gp__fork_generation() != 0) {
-        return gp__state_error(error, GP_REASON_FORKED,
-                               "this process was forked from the one that loaded growpool: use "
-                               "growpool in the parent, or start children with spawn");
-    }
-    if (gp__is_exiting()) {
+    gp__note_use(); /* first: what a fork finds unused no thread has a lock of */
+    gp_status status = gp__check_fork(error);
+    if (status == GP_OK && gp__is_exiting()) {
         return gp__state_error(error, GP_REASON_EXITING,
                                "the process is shutting down: growpool takes no more work");
     }
-    return GP_OK;
+    return status;
 }

@@ -18,13 +18,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct gp__reaper_client *clients;
 static struct gp__reaper_client *current; /* the one being called */
 static bool started, stopping, ended;
-static unsigned generation; /* the process that the thread lives in */
 static _Thread_local bool is_self;
 
 static void init_once(void)
 {
     gp__condition_init(&changed);
-    generation = gp__fork_generation();
 }
 
 static struct gp__reaper_client *earliest(void)
@@ -82,6 +80,8 @@ static void *run(void *unused)
             gp__condition_wait(&changed, &lock, client->due - now);
         else
             call(client);
+        if (gp__fork_generation() != 0)
+            return NULL; /* the client forked: in the child this is the only thread */
     }
     ended = true;
     pthread_cond_broadcast(&changed);
@@ -106,18 +106,14 @@ static bool start_thread(void)
     return ok;
 }
 
-/* A forked child inherits the list but not the thread: it starts with neither. */
-static void adopt_process(void)
+/* False in a forked child, which inherits the list but not the thread, and has nothing to deliver. */
+static bool enter(void)
 {
+    gp__note_use();
+    if (gp__fork_generation() != 0)
+        return false;
     pthread_once(&once, init_once);
-    if (generation == gp__fork_generation())
-        return;
-    gp__mutex_init(&lock, GP__RANK_REAPER);
-    gp__condition_init(&changed);
-    clients = NULL;
-    current = NULL;
-    started = stopping = ended = false;
-    generation = gp__fork_generation();
+    return true;
 }
 
 /* lock: held. */
@@ -139,7 +135,8 @@ static void kick(struct gp__reaper_client *client)
 
 void gp__reaper_kick(struct gp__reaper_client *client)
 {
-    adopt_process();
+    if (!enter())
+        return;
     gp__mutex_lock(&lock);
     kick(client);
     gp__mutex_unlock(&lock);
@@ -147,7 +144,8 @@ void gp__reaper_kick(struct gp__reaper_client *client)
 
 void gp__reaper_hand_over(struct gp__reaper_client *client, bool *flag)
 {
-    adopt_process();
+    if (!enter())
+        return;
     gp__mutex_lock(&lock);
     __atomic_store_n(flag, true, __ATOMIC_RELEASE);
     kick(client);
@@ -156,7 +154,8 @@ void gp__reaper_hand_over(struct gp__reaper_client *client, bool *flag)
 
 void gp__reaper_remove(struct gp__reaper_client *client)
 {
-    adopt_process();
+    if (!enter())
+        return;
     gp__mutex_lock(&lock);
     client->removed = true;
     if (client->listed)
@@ -170,7 +169,8 @@ void gp__reaper_remove(struct gp__reaper_client *client)
 
 bool gp__reaper_stop(uint64_t timeout_ns)
 {
-    adopt_process();
+    if (!enter())
+        return true;
     uint64_t start = gp__monotonic_ns();
     uint64_t deadline = timeout_ns > UINT64_MAX - start ? UINT64_MAX : start + timeout_ns;
     gp__mutex_lock(&lock);

@@ -60,6 +60,9 @@ void gp__pool_leave(gp_pool *pool)
 
 gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error)
 {
+    gp_status status = gp__check_fork(error); /* in a child nobody would end the wait */
+    if (status != GP_OK)
+        return status;
     gp__condition_wait(&pool->changed, &pool->lock, SLEEP_NS);
     if (interrupt == NULL || interrupt->check == NULL)
         return GP_OK;
@@ -328,9 +331,13 @@ static gp_status empty(gp_pool *pool, enum gp__reap_mode mode,
                             "no host memory to take pool '%s' apart; free some and close again",
                             pool->name);
     gp__mutex_lock(&pool->lock);
-    while (pool->deliveries > 0 && status != GP_ERR_INTERRUPTED) {
+    while (pool->deliveries > 0 && status != GP_ERR_INTERRUPTED && gp__check_fork(NULL) == GP_OK) {
         gp_status slept = gp__pool_sleep(pool, interrupt, error);
         status = slept == GP_OK ? status : slept;
+    }
+    if (gp__check_fork(NULL) != GP_OK) {
+        gp__mutex_unlock(&pool->lock);
+        return gp__check_fork(error); /* a callback forked: what is left is the parent's */
     }
     /* An unmap that was refused was abandoned and counted: that does not keep a pool from closing. */
     if (is_empty(pool))

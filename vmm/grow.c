@@ -257,6 +257,8 @@ static void release_spans(gp_pool *pool, struct gp__claim *claim)
 static void undo(struct gp__growth *growth, struct gp__claim *claim)
 {
     gp_pool *pool = growth->pool;
+    if (gp__check_fork(NULL) != GP_OK)
+        return; /* the backing forked: all of it is the parent's */
     size_t not_asked = claim->new_bytes;
     for (struct gp__retired *item = claim->mappings; item != NULL;) {
         struct gp__retired *next = item->next;
@@ -472,8 +474,11 @@ gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *
     claim.last = &claim.first;
     claim.tail = &claim.mappings;
     growth->obstacle = GP__OBSTACLE_NONE;
+    gp_status status = gp__check_fork(error); /* a callback of an earlier rung may have forked */
+    if (status != GP_OK)
+        return status;
     gp__mutex_lock(&pool->lock);
-    gp_status status = start(growth, &claim, out, error);
+    status = start(growth, &claim, out, error);
     bool kick = pool->record_slots != 0;
     gp__mutex_unlock(&pool->lock);
     if (kick)

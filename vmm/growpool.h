@@ -127,7 +127,11 @@
  * growth: poisoned), GP_ERR_HOST_MEMORY, GP_ERR_ARGUMENT for a stream of another pool, and, where it
  * asks the device, GP_ERR_DRIVER.
  * FORK. In a forked child every function reports GP_REASON_FORKED and neither calls the driver nor
- * takes a lock; gp_pool_free and gp_pool_release do nothing there.
+ * takes a lock; gp_pool_free and gp_pool_release do nothing there. New pools are refused like old ones:
+ * start workers by executing a program anew. Only a process that was forked before its parent used
+ * growpool (which to load is not) starts afresh. A callback may fork; in the child the call that it
+ * belongs to ends with an error and leaves everything as it is, so what the child sees of the pool is a
+ * copy that may be half done.
  *
  * REJECTED
  *   - A tag in front of each block: device memory cannot be read by the CPU.

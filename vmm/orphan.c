@@ -160,7 +160,7 @@ size_t gp__orphans_left(const gp_device *device)
 
 bool gp__orphans_wanted(gp_pool *pool)
 {
-    return gp__orphans_left(pool->device) > 0 &&
+    return gp__check_fork(NULL) == GP_OK && gp__orphans_left(pool->device) > 0 &&
            gp__device_check_capture(pool->device, NULL) == GP_OK;
 }
 

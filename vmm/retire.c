@@ -42,7 +42,7 @@ int gp__pool_interrupted(void *context)
     callouts = &here;
     int stop = pool->interrupted(pool->interrupted_context);
     callouts = here.outer;
-    return stop;
+    return stop != 0 || gp__check_fork(NULL) != GP_OK; /* it may have forked */
 }
 
 gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **out, gp_error *error)
@@ -338,7 +338,7 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
         gp__pool_kick(pool);
     if (returned != NULL)
         *returned = bytes;
-    return status;
+    return status == GP_OK ? gp__check_fork(error) : status;
 }
 
 /* ---- the reaper's part -------------------------------------------------------------------- */

@@ -42,7 +42,8 @@ static gp_status finish_all(gp_pool *pool, struct gp__retired *list, size_t *ret
         gp__retire_hold(pool, list);
         gp__mutex_unlock(&pool->lock);
     } while (list != NULL);
-    gp__range_free_parted(pool);
+    if (gp__check_fork(NULL) == GP_OK)
+        gp__range_free_parted(pool);
     return status;
 }
 
@@ -221,7 +222,7 @@ gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *e
     gp__mutex_unlock(&pool->lock);
     if (returned != NULL)
         *returned = bytes;
-    return GP_OK;
+    return gp__check_fork(error);
 }
 
 size_t gp_pool_unreturned(gp_pool *pool, gp_chunk **chunks, size_t capacity)

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "../../backing/backing_internal.h"
 #include "errors.h"
 #include "gate.h"
 
@@ -249,6 +250,16 @@ void ext_call_end_quietly(struct ext_call *call)
     Py_CLEAR(call->release_errors);
 }
 
+static int raise_if_forked(struct module_state *state)
+{
+    gp_error error = {0};
+    gp_status status = gp__check_fork(&error);
+    if (status == GP_OK)
+        return 0;
+    ext_raise(state, status, &error, NULL);
+    return -1;
+}
+
 int ext_call_interrupted(void *unused)
 {
     (void)unused;
@@ -261,6 +272,8 @@ int ext_call_interrupted(void *unused)
     if (!ext_attach(&attached))
         return 1;
     int stop = PyErr_CheckSignals();
+    if (stop == 0)
+        stop = raise_if_forked(call->state); /* by a signal handler, which came back in the child */
     if (stop != 0)
         keep_exception(call, NULL);
     ext_detach(&attached);

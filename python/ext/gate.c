@@ -27,9 +27,12 @@ uint64_t ext_now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Of the threads that were inside, only the forking one exists in the child. */
+/* Of the threads that were inside, only the forking one exists in the child. If the parent was ending,
+ * the child is not. */
 static void after_fork_in_child(void)
 {
+    atomic_store(&closed, false);
+    atomic_store(&ending, false);
     atomic_store(&inside, depth > 0 ? 1U : 0U);
 }
 

@@ -124,15 +124,28 @@ static int intern_names(struct module_state *state)
     return 0;
 }
 
+/* Callbacks enter the main interpreter, from threads that know no other. CPython 3.11 has no slot to say
+ * so, and later versions can be told to import all the same. */
+static int refuse_subinterpreter(void)
+{
+    if (PyInterpreterState_Get() == PyInterpreterState_Main())
+        return 0;
+    PyErr_SetString(PyExc_ImportError,
+                    "growpool cannot be imported in a subinterpreter: its callbacks enter the main "
+                    "interpreter; import and use it there");
+    return -1;
+}
+
 static int module_exec(PyObject *module)
 {
     struct module_state *state = PyModule_GetState(module);
-    if (intern_names(state) < 0 || ext_load_errors(state) < 0 || ext_add_chunk(module, state) < 0 ||
-        ext_add_backings(module, state) < 0 || ext_add_host_stream(module, state) < 0 ||
-        ext_add_cuda_stream(module, state) < 0 || ext_add_pool(module, state) < 0 ||
-        ext_add_pool_views(module, state) < 0 || ext_add_memory(module, state) < 0 ||
-        ext_add_buffer(module, state) < 0 || ext_add_growable(module, state) < 0 ||
-        ext_add_range(module, state) < 0 || ext_add_view(module, state) < 0)
+    if (refuse_subinterpreter() < 0 || intern_names(state) < 0 || ext_load_errors(state) < 0 ||
+        ext_add_chunk(module, state) < 0 || ext_add_backings(module, state) < 0 ||
+        ext_add_host_stream(module, state) < 0 || ext_add_cuda_stream(module, state) < 0 ||
+        ext_add_pool(module, state) < 0 || ext_add_pool_views(module, state) < 0 ||
+        ext_add_memory(module, state) < 0 || ext_add_buffer(module, state) < 0 ||
+        ext_add_growable(module, state) < 0 || ext_add_range(module, state) < 0 ||
+        ext_add_view(module, state) < 0)
         return -1;
 #ifdef GROWPOOL_TESTING
     if (ext_add_sim(module, state) < 0)

@@ -461,8 +461,14 @@ PyDoc_STRVAR(
     "notices\n"
     "signals. A pool that is dropped without close() is closed by growpool's delivery thread once "
     "its\n"
-    "memory is out of use; the callables live until then. In a forked child every call raises\n"
-    "PoolStateError.");
+    "memory is out of use; the callables live until then.\n\n"
+    "In a forked child every call on a pool of the parent's raises PoolStateError, reason "
+    "'forked', "
+    "and so does\n"
+    "making a new one: start workers with multiprocessing's 'spawn' or 'forkserver'. A process "
+    "that "
+    "was\n"
+    "forked before its parent used growpool starts afresh; importing it is no use.");
 
 static PyType_Slot pool_slots[] = {
     {Py_tp_doc, (void *)pool_doc},

@@ -319,6 +319,15 @@ static PyObject *sim_count_violations(PyObject *self, PyObject *const *args, Py_
     return none_unless_raised();
 }
 
+/* () -> how often this process, a forked child, came to a lock of growpool's */
+static PyObject *sim_child_locks(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    (void)args;
+    (void)nargs;
+    return PyLong_FromUnsignedLong(gp__witness_child_locks());
+}
+
 static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
@@ -461,6 +470,7 @@ static PyMethodDef sim_functions[] = {
     FUNCTION(ledger),
     FUNCTION(violations),
     FUNCTION(count_violations),
+    FUNCTION(child_locks),
     FUNCTION(log),
     FUNCTION(stop_at),
     FUNCTION(is_stopped),

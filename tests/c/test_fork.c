@@ -1,20 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A forked child: every call on a pool, a range or a stream of the parent's says so, or does nothing. The
- * pool's lock is held while the process forks, as it would be by a thread of the parent's, so a call that
- * takes it is reported by the lock witness.
+ * A forked child: every call on a pool, a range or a stream of the parent's says so, or does nothing; and
+ * so ends a call whose callback forked. The lock witness tells whether the child came to a lock, and the
+ * simulated device ends a child that calls it.
  */
 #include "child.h"
+#include <limits.h>
+
+#include "backing/host_stream.h"
+#include "backing/lock.h"
+#include "tests/support/world.h"
 #include "vmm/pool.h"
 
 #define PAGE ((size_t)2 << 20)
+
+/* ---- calls that begin in the child ---- */
 
 struct parent {
     gp_pool *pool;
     gp_stream *stream;
     gp_range *range;
     uintptr_t block;
+    gp_backing *cache;
+    gp_chunk *chunk;
+    gp_host_stream *worker;
 };
+
+static void do_nothing(void *unused)
+{
+    (void)unused;
+}
 
 static bool is_forked(gp_status status, const gp_error *error)
 {
@@ -104,37 +119,370 @@ static bool pools_say_so(void *context)
            !gp_pool_is_closed(p->pool);
 }
 
-static bool (*const bodies[])(void *) = {blocks_say_so, work_says_so, ranges_say_so, pools_say_so};
+static bool nothing_can_be_made(void *context)
+{
+    struct parent *p = context;
+    gp_pool_options options = {.limit = GP_NO_LIMIT, .device = gp_pool_device(p->pool)};
+    gp_device *device = NULL;
+    gp_pool *pool = NULL;
+    gp_chunk *chunk = NULL;
+    gp_host_stream *stream = NULL;
+    gp_error error;
+    size_t free_bytes, total_bytes;
+
+    FORKED(gp_device_open(GP_DEVICE_HOST, 0, &device, &error));
+    FORKED(gp_device_memory(options.device, &free_bytes, &total_bytes, &error));
+    FORKED(gp_pool_create(&options, &pool, &error));
+    FORKED(gp_chunk_create(options.device, PAGE, GP_LOCATION_DEVICE, 0, &chunk, &error));
+    FORKED(gp_host_stream_create(&stream, &error));
+    return pool == NULL && chunk == NULL && stream == NULL;
+}
+
+/* The caching backing's lock may be held as well; what it keeps stays the parent's. */
+static bool backings_say_so(void *context)
+{
+    struct parent *p = context;
+    gp_request request = {PAGE, gp_pool_device(p->pool), 0};
+    gp_chunk *chunk = NULL;
+    gp_error error;
+
+    FORKED(gp_backing_alloc(p->cache, &request, &chunk, &error));
+    FORKED(gp_backing_free(p->cache, p->chunk, &request, &error));
+    FORKED(gp_backing_trim(p->cache, 0, NULL, &error));
+    FORKED(gp_chunk_close(p->chunk, &error));
+    FORKED(gp_host_stream_submit(p->worker, do_nothing, NULL, &error));
+    gp_chunk_release(p->chunk);
+    gp_backing_release(p->cache);
+    gp_host_stream_close(p->worker);
+    return gp_backing_cached_bytes(p->cache) == 0;
+}
+
+static bool (*const bodies[])(void *) = {blocks_say_so,       work_says_so,    ranges_say_so,
+                                         nothing_can_be_made, backings_say_so, pools_say_so};
+
+struct body {
+    bool (*function)(void *context);
+    struct parent *parent;
+};
+
+static bool without_a_lock(void *context)
+{
+    const struct body *body = context;
+
+    return body->function(body->parent) && gp__witness_child_locks() == 0;
+}
+
+static void make_parent(struct parent *p)
+{
+    gp_error error = {0};
+    gp_pool_options options = {.limit = GP_NO_LIMIT, .chunk_size = PAGE};
+    gp_backing *device = NULL;
+
+    CHECK_OK(gp_device_open(GP_DEVICE_HOST, 0, &options.device, &error), &error);
+    CHECK_OK(gp_pool_create(&options, &p->pool, &error), &error);
+    CHECK_OK(gp_pool_stream(p->pool, 0, &p->stream, &error), &error);
+    CHECK_OK(gp_pool_malloc(p->pool, 512, p->stream, 0, &p->block, &error), &error);
+    CHECK_OK(gp_range_create(p->pool, 4 * PAGE, p->stream, &p->range, &error), &error);
+    CHECK_OK(gp_range_resize(p->range, PAGE, NULL, 0, NULL, &error), &error);
+    CHECK_OK(gp_backing_device(GP_LOCATION_DEVICE, &device, &error), &error);
+    CHECK_OK(gp_backing_caching(device, SIZE_MAX, &p->cache, &error), &error);
+    gp_backing_release(device);
+    CHECK_OK(gp_chunk_create(options.device, PAGE, GP_LOCATION_DEVICE, 0, &p->chunk, &error),
+             &error);
+    CHECK_OK(gp_host_stream_create(&p->worker, &error), &error);
+}
+
+static void unmake_parent(struct parent *p)
+{
+    gp_error error = {0};
+
+    CHECK_OK(gp_pool_free(p->pool, p->block, NULL, 0, &error), &error);
+    gp_range_release(p->range);
+    gp_stream_release(p->stream);
+    CHECK_OK(gp_pool_close(p->pool, &error), &error);
+    gp_pool_release(p->pool);
+    gp_backing_release(p->cache);
+    gp_chunk_release(p->chunk);
+    gp_host_stream_close(p->worker);
+}
 
 static void every_call_in_a_forked_child_says_so(void **state)
 {
     struct parent p = {0};
-    gp_error error = {0};
-    gp_pool_options options = {.limit = GP_NO_LIMIT, .chunk_size = PAGE};
 
     (void)state;
-    CHECK_OK(gp_device_open(GP_DEVICE_HOST, 0, &options.device, &error), &error);
-    CHECK_OK(gp_pool_create(&options, &p.pool, &error), &error);
-    CHECK_OK(gp_pool_stream(p.pool, 0, &p.stream, &error), &error);
-    CHECK_OK(gp_pool_malloc(p.pool, 512, p.stream, 0, &p.block, &error), &error);
-    CHECK_OK(gp_range_create(p.pool, 4 * PAGE, p.stream, &p.range, &error), &error);
-    CHECK_OK(gp_range_resize(p.range, PAGE, NULL, 0, NULL, &error), &error);
+    make_parent(&p);
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
-        gp__mutex_lock(&p.pool->lock);
-        int status = in_child(bodies[i], &p);
+        struct body body = {bodies[i], &p};
+        gp__mutex_lock(&p.pool->lock); /* as a thread of the parent's might */
+        int status = in_child(without_a_lock, &body);
         gp__mutex_unlock(&p.pool->lock);
         CHECK(status == 0, "child %zu ended with %#x", i, (unsigned)status);
     }
-    CHECK_OK(gp_pool_free(p.pool, p.block, NULL, 0, &error), &error);
-    gp_range_release(p.range);
-    gp_stream_release(p.stream);
-    CHECK_OK(gp_pool_close(p.pool, &error), &error);
-    gp_pool_release(p.pool);
+    unmake_parent(&p);
+}
+
+/* ---- a process that only loaded growpool ---- */
+
+static bool uses_growpool(void *context)
+{
+    struct parent p = {0};
+    struct body body = {blocks_say_so, &p};
+
+    (void)context;
+    make_parent(&p);
+    memset((void *)p.block, 1, 512);
+    bool forked = in_child(without_a_lock, &body) == 0; /* for its own children it is the parent */
+    unmake_parent(&p);
+    return forked;
+}
+
+static bool forks_again(void *context)
+{
+    return in_child(uses_growpool, context) == 0;
+}
+
+/* The first test of this file, while the process has used nothing. */
+static void a_child_forked_before_the_first_use_starts_afresh(void **state)
+{
+    (void)state;
+    assert_int_equal(in_child(uses_growpool, NULL), 0);
+    assert_int_equal(in_child(forks_again, NULL), 0);
+    assert_int_equal(gp__fork_generation(), 0);
+}
+
+/* ---- calls whose callback forks ---- */
+
+static struct world world;
+static pid_t parent_id;
+static unsigned calls_before_fork; /* of callbacks that may fork; UINT_MAX: never again */
+static int child_status;
+
+static bool is_child(void)
+{
+    return getpid() != parent_id;
+}
+
+/* Both processes go on from here; the parent after the child's end. */
+static void fork_here(void)
+{
+    if (calls_before_fork-- != 0)
+        return;
+    calls_before_fork = UINT_MAX;
+    pid_t child = fork();
+    CHECK(child >= 0, "fork failed");
+    if (child == 0)
+        return;
+    CHECK(waitpid(child, &child_status, 0) == child, "no child");
+}
+
+static gp_status fork_in_alloc(struct world *w, const gp_request *request, gp_chunk **out,
+                               gp_error *error)
+{
+    gp_status status = gp_backing_alloc(w->inner, request, out, error);
+
+    if (status == GP_OK) {
+        w->supplied_bytes += request->size;
+        w->supplied_chunks++;
+    }
+    fork_here(); /* a success in the child too */
+    return status;
+}
+
+static void fork_before_free(struct world *w, const gp_request *request)
+{
+    (void)w;
+    (void)request;
+    fork_here();
+}
+
+static int fork_in_wait(void *context)
+{
+    (void)context;
+    fork_here();
+    if (!is_child())
+        gp__sim_complete_all(world.sim);
+    return 0;
+}
+
+/* Does `operation`, during which the n-th callback forks. In the child it must fail with one of two
+ * statuses, and have left the device alone (the simulator aborts). In the parent it works. */
+static void forks(const char *name, unsigned n, gp_status (*operation)(gp_error *error))
+{
+    gp_error error = {0};
+
+    calls_before_fork = n;
+    child_status = -1;
+    gp_status status = operation(&error);
+    if (is_child())
+        _exit(is_forked(status, &error) || status == GP_ERR_INTERRUPTED ? 0 : 1);
+    CHECK_OK(status, &error);
+    CHECK(child_status == 0, "%s: the child ended with %#x", name, (unsigned)child_status);
+    calls_before_fork = UINT_MAX;
+}
+
+static uintptr_t made;
+static gp_range *range;
+
+static gp_status grow(gp_error *error)
+{
+    return gp_pool_malloc(world.pool, 3 * PAGE, world.stream[0], 0, &made, error);
+}
+
+static gp_status commit(gp_error *error)
+{
+    const gp_interval part = {0, 3 * PAGE};
+
+    return gp_range_commit(range, &part, 1, world.stream[0], NULL, error);
+}
+
+static gp_status decommit(gp_error *error)
+{
+    const gp_interval part = {0, 3 * PAGE};
+
+    return gp_range_decommit(range, &part, 1, world.stream[0], 0, NULL, error);
+}
+
+static gp_status trim(gp_error *error)
+{
+    size_t released;
+
+    return gp_pool_trim(world.pool, 0, 0, &released, error);
+}
+
+static gp_status drain(gp_error *error)
+{
+    return gp_pool_drain(world.pool, error);
+}
+
+static gp_status close_pool(gp_error *error)
+{
+    return gp_pool_close(world.pool, error);
+}
+
+static gp_status try_again(gp_error *error)
+{
+    size_t returned;
+
+    return gp_pool_return_unreturned(world.pool, &returned, error);
+}
+
+static void begin_world(int (*interrupted)(void *context))
+{
+    parent_id = getpid();
+    calls_before_fork = UINT_MAX;
+    world_begin(&world, &(struct world_options){.chunk_size = PAGE, .interrupted = interrupted});
+    world_open(&world);
+    world.before_free = fork_before_free;
+}
+
+/* Growing: every place of the fork among the three chunks. */
+static void alloc_may_fork(void **state)
+{
+    (void)state;
+    begin_world(NULL);
+    world.answer = fork_in_alloc;
+    CHECK_OK(gp_range_create(world.pool, 4 * PAGE, world.stream[0], &range, &world.error),
+             &world.error);
+    for (unsigned n = 0; n < 3; n++) {
+        forks("a block", n, grow);
+        world_free(&world, made, 0);
+        CHECK_OK(trim(&world.error), &world.error);
+        forks("a commit", n, commit);
+        CHECK_OK(decommit(&world.error), &world.error);
+    }
+    gp_range_release(range);
+    world_end(&world);
+}
+
+static bool fail_all(struct world *w, size_t size)
+{
+    (void)w;
+    (void)size;
+    return true;
+}
+
+/* Shrinking: the first chunk of several, one in the middle, and the last. */
+static void free_may_fork(void **state)
+{
+    (void)state;
+    begin_world(NULL);
+    CHECK_OK(gp_range_create(world.pool, 4 * PAGE, world.stream[0], &range, &world.error),
+             &world.error);
+    for (unsigned n = 0; n < 3; n++) {
+        world_free(&world, world_malloc(&world, 3 * PAGE, 0), 0);
+        forks("a trim", n, trim);
+        CHECK_OK(commit(&world.error), &world.error);
+        forks("a decommit", n, decommit);
+        world_free(&world, world_malloc(&world, 3 * PAGE, 0), 0);
+        CHECK_OK(gp_pool_trim(world.pool, 0, GP_TRIM_NO_WAIT, NULL, &world.error), &world.error);
+        forks("a drain", n, drain);
+        world_free(&world, world_malloc(&world, 3 * PAGE, 0), 0);
+        world.fail_free = fail_all;
+        (void)trim(&world.error);
+        world.fail_free = NULL;
+        forks("another try", n, try_again);
+    }
+    gp_range_release(range);
+    world_malloc(&world, 3 * PAGE, 1);
+    forks("a close", 2, close_pool);
+    world_end(&world);
+}
+
+/* What is asked while an operation waits, such as a signal handler, may fork too. */
+static void a_wait_may_be_forked(void **state)
+{
+    gp_status (*const operations[])(gp_error * error) = {trim, close_pool};
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        begin_world(fork_in_wait);
+        gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_TIMES_OUT);
+        uintptr_t block = world_malloc(&world, 3 * PAGE, 0);
+        world_launch(&world, 0, block, PAGE);
+        world_free(&world, block, 0);
+        forks("a wait", 0, operations[i]);
+        gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_COMPLETES);
+        world_end(&world);
+    }
+}
+
+/* ---- the thread that delivers ---- */
+
+static void wait_until_returned(void)
+{
+    while (__atomic_load_n(&world.supplied_chunks, __ATOMIC_RELAXED) != 0) {
+        gp__sim_complete_all(world.sim); /* the fence, once it was recorded */
+        (void)usleep(100);
+    }
+}
+
+/* In the child that thread is the only one: it ends, and the process with it, having done nothing. */
+static void a_delivery_may_fork(void **state)
+{
+    (void)state;
+    parent_id = getpid();
+    world_begin(&world, &(struct world_options){.chunk_size = PAGE, .with_reaper = true});
+    world_open(&world);
+    world_free(&world, world_malloc(&world, 3 * PAGE, 0), 0);
+    world.before_free = fork_before_free;
+    child_status = -1;
+    calls_before_fork = 1;
+    CHECK_OK(gp_pool_trim(world.pool, 0, GP_TRIM_NO_WAIT, NULL, &world.error), &world.error);
+    wait_until_returned();
+    CHECK(child_status == 0, "the child ended with %#x", (unsigned)child_status);
+    world_end(&world);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_child_forked_before_the_first_use_starts_afresh),
+        cmocka_unit_test(alloc_may_fork),
+        cmocka_unit_test(free_may_fork),
+        cmocka_unit_test(a_wait_may_be_forked),
+        cmocka_unit_test(a_delivery_may_fork),
+        /* Last: the worker of its stream frees what it has when it ends, sometime. */
         cmocka_unit_test(every_call_in_a_forked_child_says_so),
     };
 

@@ -64,6 +64,8 @@ void gp__sim_leave(gp_device *device, const struct gp__entry *entry)
     struct gp__sim_call call;
     gp__sim *sim = device->state;
 
+    if (gp__fork_generation() != 0)
+        return;
     if (gp__sim_begin(&call, sim, &kinds[LEAVE], NULL, "leave")) {
         if (gp__sim_current() != sim || !entry->pushed ||
             entry->previous_mode / 2 != mode.depth - 1) {
