@@ -129,7 +129,7 @@ wheel-check: install
 	env -u PYTHONPATH $(BIN)/python tools/wheel_check.py
 
 asan-tests: asan-build
-	$(SHORT) $(ASAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/asan
+	$(SHORT) $(ASAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/asan --label-exclude emergency
 
 tsan-tests: tsan-build
 	$(SHORT) $(TSAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/tsan --label-regex threads
