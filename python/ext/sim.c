@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests. The first
- * argument of each function is N of "sim:N".
+ * argument of each function but emergency() is N of "sim:N".
  */
 #include "module.h"
 
 #ifdef GROWPOOL_TESTING
 
 #include "../../tests/support/sim.h"
+#include "../../vmm/pool.h"
 #include "errors.h"
 
 /* The simulated device of an ordinal, opened if need be; NULL with an exception. */
@@ -327,6 +328,18 @@ static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     return list;
 }
 
+/* (whether the first request of every growth, of all pools, is refused) */
+static PyObject *sim_emergency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    int enabled = nargs == 1 ? PyObject_IsTrue(args[0]) : -1;
+    if (nargs != 1)
+        PyErr_SetString(PyExc_TypeError, "one argument expected");
+    if (enabled >= 0)
+        gp__set_emergency(enabled);
+    return none_unless_raised();
+}
+
 #define FUNCTION(name_)                                                                            \
     {                                                                                              \
 #name_, (PyCFunction)(void (*)(void))sim_##name_, METH_FASTCALL, NULL                      \
@@ -341,7 +354,7 @@ static PyMethodDef sim_functions[] = {
     FUNCTION(graph_launch),  FUNCTION(graph_destroy),  FUNCTION(kill_context),
     FUNCTION(fail_at),       FUNCTION(faults),         FUNCTION(set_memory),
     FUNCTION(ledger),        FUNCTION(violations),     FUNCTION(count_violations),
-    FUNCTION(log),           {NULL, NULL, 0, NULL},
+    FUNCTION(log),           FUNCTION(emergency),      {NULL, NULL, 0, NULL},
 };
 
 int ext_add_sim(PyObject *module, struct module_state *state)
