@@ -123,13 +123,14 @@ c-tests: testing-build
 
 python-tests: testing-build
 	$(PYTEST)
+	GP_TEST_EMERGENCY=1 $(PYTEST) tests/contract tests/python
 
 # The package that users get, as pip built it: no simulated device, nothing of the tests.
 wheel-check: install
 	env -u PYTHONPATH $(BIN)/python tools/wheel_check.py
 
 asan-tests: asan-build
-	$(SHORT) $(ASAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/asan
+	$(SHORT) $(ASAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/asan --label-exclude emergency
 
 tsan-tests: tsan-build
 	$(SHORT) $(TSAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/tsan --label-regex threads
@@ -142,6 +143,7 @@ long-c-tests: testing-build
 
 long-python-tests: testing-build
 	$(LONG) $(PYTEST)
+	GP_TEST_EMERGENCY=1 $(PYTEST) tests/contract tests/python
 
 long-asan-tests: asan-build
 	$(LONG) $(ASAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/asan

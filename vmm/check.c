@@ -1,14 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The invariants of a pool, checked from scratch against its lists: test builds only. Each breach is one
- * sentence that names the equation of pool.h or the invariant of growpool.h.
+ * The invariants of a pool, checked from scratch against its lists, and the switch of emergency mode: test
+ * builds only. Each breach is one sentence that names the equation of pool.h or the invariant of growpool.h.
  */
 #include "pool.h"
 
 #ifdef GP_TESTING
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
+
+static _Atomic bool emergency;
+
+void gp__set_emergency(bool enabled)
+{
+    atomic_store(&emergency, enabled);
+}
+
+bool gp__in_emergency(void)
+{
+    return atomic_load(&emergency);
+}
 
 struct check {
     const gp_pool *pool;

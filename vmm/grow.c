@@ -113,6 +113,17 @@ static void claim_place(struct gp__growth *growth, struct gp__span *first, size_
 
 /* ---- ask ---------------------------------------------------------------------------------- */
 
+/* Asks the backing; in emergency mode the growth's first request is refused instead, unless no rung would
+ * be left after that. */
+static gp_status ask_backing(const struct gp__growth *growth, const gp_request *request,
+                             gp_chunk **out, gp_error *error)
+{
+    if (gp__in_emergency() && growth->refusals == 0 && !growth->halve)
+        return gp_error_set(error, GP_ERR_OUT_OF_MEMORY, "emergency mode refuses %zu bytes",
+                            request->size);
+    return gp__ask_backing(growth->pool, request, out, error);
+}
+
 /* Asks for one chunk of a run of which `left` bytes are missing; halves the size while the growth allows
  * and the backing refuses. */
 static gp_status ask_one(struct gp__growth *growth, size_t left, size_t *cap,
@@ -122,7 +133,7 @@ static gp_status ask_one(struct gp__growth *growth, size_t left, size_t *cap,
     for (;;) {
         gp_request request = {gp__plan_chunk(pool, left, growth->bytes, *cap), pool->device,
                               growth->stream->key.handle};
-        gp_status status = gp__ask_backing(pool, &request, &mapping->retired.chunk, error);
+        gp_status status = ask_backing(growth, &request, &mapping->retired.chunk, error);
         if (status == GP_OK) {
             mapping->retired.bytes = request.size;
             mapping->generation = gp_chunk_generation(mapping->retired.chunk);

@@ -129,7 +129,7 @@ static bool climb(struct gp__growth *growth, enum rung rung, gp_status *status, 
         growth->halve = true;
         /* Waiting may have made more memory idle. */
         return trim_idle(growth, SIZE_MAX, status, error) > 0 ||
-               (backing && growth->pool->chunk_size == 0);
+               (backing && (growth->pool->chunk_size == 0 || gp__in_emergency()));
     default:
         return false;
     }

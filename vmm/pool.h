@@ -546,6 +546,15 @@ gp_status gp__orphans_close(gp_device *device, const struct gp__interrupt *inter
 #ifdef GP_TESTING
 /* True when every invariant holds; else a sentence in message. Takes the lock. */
 bool gp__pool_check(gp_pool *pool, char *message, size_t size);
+/* Emergency mode, for every pool of the process: each growth is told "no memory" once, before its backing
+ * is asked, and must get on by the rungs of the ladder. No lock. */
+void gp__set_emergency(bool enabled);
+bool gp__in_emergency(void);
+#else
+static inline bool gp__in_emergency(void)
+{
+    return false;
+}
 #endif
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests, and the
- * core's own check of a pool. The first argument of each function but that one is N of "sim:N".
+ * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests, and of
+ * the core's own: emergency mode and the check of a pool. The first argument of each function but those is N of "sim:N".
  */
 #include "sim.h"
 
@@ -440,6 +440,18 @@ static PyObject *sim_check_pool(PyObject *self, PyObject *const *args, Py_ssize_
     return PyUnicode_FromString(message);
 }
 
+/* (whether the first request of every growth, of all pools, is refused) */
+static PyObject *sim_emergency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    int enabled = nargs == 1 ? PyObject_IsTrue(args[0]) : -1;
+    if (nargs != 1)
+        PyErr_SetString(PyExc_TypeError, "one argument expected");
+    if (enabled >= 0)
+        gp__set_emergency(enabled);
+    return none_unless_raised();
+}
+
 #define FUNCTION(name_)                                                                            \
     {                                                                                              \
 #name_, (PyCFunction)(void (*)(void))sim_##name_, METH_FASTCALL, NULL                      \
@@ -481,6 +493,7 @@ static PyMethodDef sim_functions[] = {
     FUNCTION(enter_under_a_lock),
     FUNCTION(check_pool),
     FUNCTION(left_pools),
+    FUNCTION(emergency),
     {NULL, NULL, 0, NULL},
 };
 

@@ -83,6 +83,24 @@ static void twelve_refusals_are_enough(void **state)
 }
 
 /* A backing that has no large chunks left serves a large request in small ones. */
+/* With a growth step to leave out, idle memory to give back and a stream to wait for, halving a gigabyte
+ * would go on for a thirteenth: the bound is what ends it. */
+static void the_twelfth_refusal_is_the_last(void **state)
+{
+    uintptr_t va = 0, idle = world_malloc(&world, 512 * MIB, 0);
+    uintptr_t used = world_malloc(&world, 512, 1), busy = world_malloc(&world, MIB, 1);
+
+    (void)state;
+    world_launch(&world, 1, busy, MIB);
+    world_free(&world, busy, -1);
+    world_free(&world, idle, -1);
+    world.refuse = refuse_all;
+    CHECK_STATUS(GP_ERR_OUT_OF_MEMORY, try_malloc_on(8192 * MIB, 0, &va), NULL);
+    assert_int_equal(world.refusals, 12 - refusals());
+    check_all();
+    world_free(&world, used, -1);
+}
+
 static void large_chunks_refused_small_ones_serve(void **state)
 {
     (void)state;
@@ -484,6 +502,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST_PLANNED(twelve_refusals_are_enough),
+        TEST_PLANNED(the_twelfth_refusal_is_the_last),
         TEST_PLANNED(large_chunks_refused_small_ones_serve),
         TEST(idle_memory_helps_a_full_device),
         TEST(a_device_that_fills_up_is_a_typed_error),

@@ -517,7 +517,7 @@ static void a_failed_commit_lets_go_of_what_was_leaving(void **state)
     world.alloc_status = GP_ERR_CALLBACK;
     CHECK_STATUS(GP_ERR_CALLBACK, try_commit(range, 0, 4, -1), NULL);
     world.alloc_status = GP_OK;
-    assert_int_equal(world_stats(&world).retiring_bytes, 2 * PAGE);
+    assert_int_equal(world_stats(&world).retiring_bytes, refusals() > 0 ? 0 : 2 * PAGE);
     drain();
     assert_int_equal(gp_range_physical_bytes(range), 0);
     expect_committed(range, "");

@@ -157,3 +157,12 @@ def gives_back(pool: growpool.Pool, *, down_to: int = 0) -> None:
         pool.trim()
         assert time.monotonic() < end, pool.stats
     assert pool.stats.physical_bytes == down_to
+
+
+def gives_addresses_back(pool: growpool.Pool, *, down_to: int) -> None:
+    """Drains until no more addresses are left: the reaper may be about to free some of them."""
+    end = time.monotonic() + 10
+    while pool.stats.address_bytes > down_to:
+        pool.drain()
+        assert time.monotonic() < end, pool.stats
+    assert pool.stats.address_bytes == down_to

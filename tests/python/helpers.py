@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import emergency
 import growpool
 
 MIB = 1 << 20
@@ -74,6 +75,8 @@ def run_python(
         "faulthandler.register(signal.SIGALRM, chain=True)\n"
         f"signal.setitimer(signal.ITIMER_REAL, {timeout - 5})\n"
     )
+    if emergency.IS_ON:
+        watchdog += "import growpool\ngrowpool._core._sim.emergency(True)\n"
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(
         [os.path.dirname(os.path.dirname(growpool.__file__)), os.path.dirname(__file__)]

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "backing/backing.h"
+#include "tests/support/emergency.h"
 
 #define CHECK_MIB (UINT64_C(1) << 20)
 #define CHECK_GIB (UINT64_C(1) << 30)
