@@ -160,8 +160,12 @@ def test_the_core_knows_no_tests_and_no_python() -> None:
 def test_foreign_headers_come_in_by_one_door() -> None:
     doors = {
         "cuda.h": {Path("tests/c/test_cuda_abi.c")},
-        # The second is a user's program, which cannot include py.h.
-        "Python.h": {Path("python/ext/py.h"), Path("tests/consumer/extension.c")},
+        # The others are users' programs, which cannot include py.h.
+        "Python.h": {
+            Path("python/ext/py.h"),
+            Path("tests/consumer/extension.c"),
+            Path("tests/consumer/foreign.c"),
+        },
     }
     wrong = [
         f"{path} includes {name}"

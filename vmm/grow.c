@@ -22,7 +22,7 @@ static size_t smaller(size_t a, size_t b)
 static size_t room_under_limit(const struct gp__growth *growth, size_t *held)
 {
     const gp_pool *pool = growth->pool;
-    *held = pool->physical - growth->credit; /* what others hold, and we in blocks */
+    *held = pool->physical - growth->credit.bytes; /* what others hold, and we in blocks */
     return pool->limit > *held ? pool->limit - *held : 0;
 }
 
@@ -62,17 +62,11 @@ static gp_status size_claim(struct gp__growth *growth, const struct gp__place *p
 static void count_claim(struct gp__growth *growth, size_t bytes)
 {
     gp_pool *pool = growth->pool;
-    size_t from_credit = smaller(bytes, growth->credit);
-    growth->credit -= from_credit;
-    pool->credit_bytes -= from_credit;
-    pool->physical += bytes - from_credit;
+    /* What was reclaimed beyond the claim is room for others, who may come while the backing is asked. */
+    pool->physical += bytes - growth->credit.bytes;
+    pool->credit_bytes -= growth->credit.bytes;
+    growth->credit.bytes = 0;
     pool->claimed_bytes += bytes;
-    /* What was reclaimed beyond the need must not lift the pool over its limit (B3). */
-    size_t over = pool->physical > pool->limit ? pool->physical - pool->limit : 0;
-    size_t surplus = smaller(growth->credit, over);
-    growth->credit -= surplus;
-    pool->credit_bytes -= surplus;
-    pool->physical -= surplus;
     if (pool->peak_physical < pool->physical)
         pool->peak_physical = pool->physical;
 }
@@ -286,8 +280,7 @@ static void undo(struct gp__growth *growth, struct gp__claim *claim)
     gp__mutex_lock(&pool->lock);
     release_spans(pool, claim);
     pool->claimed_bytes -= not_asked;
-    pool->credit_bytes += not_asked;
-    growth->credit += not_asked;
+    gp__credit_add(pool, &growth->credit, not_asked);
     struct gp__segment *dead = NULL;
     bool kick = growth->range != NULL && gp__range_unclaim(growth->range, &dead);
     gp__mutex_unlock(&pool->lock);

@@ -15,7 +15,7 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
 {
     gp_pool *pool = growth->pool;
     struct gp__retired *list = NULL;
-    size_t before = growth->credit;
+    size_t before = growth->credit.reclaimed;
     gp__mutex_lock(&pool->lock);
     gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
     gp__retire_hold(pool, list);
@@ -26,7 +26,7 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
                                          &growth->credit, NULL, error);
     if (reaped == GP_ERR_INTERRUPTED)
         *status = reaped;
-    return growth->credit - before;
+    return growth->credit.reclaimed - before;
 }
 
 /* For each slot the highest ticket that a free range waits for, where a fence on its streams can do; 0
@@ -151,7 +151,7 @@ static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *
     gp_pool *pool = growth->pool;
     char wanted[32], physical[32], used[32], limit[32];
     gp__mutex_lock(&pool->lock);
-    size_t held = pool->physical - growth->credit;
+    size_t held = pool->physical - growth->credit.bytes;
     gp__size_text(growth->bytes, wanted);
     gp__size_text(held, physical);
     gp__size_text(pool->used_bytes, used);
@@ -206,6 +206,7 @@ gp_status gp__ladder(struct gp__growth *growth, uintptr_t *out, gp_error *error)
     gp_pool *pool = growth->pool;
     struct gp__entry entry;
     growth->step = growth->range == NULL;
+    growth->credit.most = gp__round_up(growth->bytes, pool->page);
     gp_status status = gp__pool_not_inside(pool, "growing", error);
     if (status == GP_OK)
         status = pool->device->driver->enter(pool->device, &entry, error);
@@ -219,8 +220,8 @@ gp_status gp__ladder(struct gp__growth *growth, uintptr_t *out, gp_error *error)
         gp__commit_let_go(growth);
     gp__mutex_lock(&pool->lock);
     pool->growers--;
-    pool->credit_bytes -= growth->credit;
-    pool->physical -= growth->credit;
+    pool->credit_bytes -= growth->credit.bytes;
+    pool->physical -= growth->credit.bytes;
     pthread_cond_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
     pool->device->driver->leave(pool->device, &entry);

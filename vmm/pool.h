@@ -343,6 +343,13 @@ enum gp__obstacle {
     GP__OBSTACLE_BACKING /* it said "no memory" */
 };
 
+/* Physical bytes that a request reclaimed and may claim again: nobody else can take them meanwhile. */
+struct gp__credit {
+    size_t bytes;
+    size_t most; /* what the request can need: whatever comes back beyond it is room for all */
+    size_t reclaimed; /* bytes that came back in all */
+};
+
 /* One request on its way up the ladder. */
 struct gp__growth {
     gp_pool *pool;
@@ -359,7 +366,7 @@ struct gp__growth {
     enum gp__obstacle obstacle; /* what stopped the last attempt */
     size_t stepped; /* the step of the last attempt */
     size_t deficit; /* bytes that it lacked under the limit */
-    size_t credit; /* physical bytes that this request reclaimed and may claim again */
+    struct gp__credit credit;
     unsigned refusals;
 };
 
@@ -499,16 +506,19 @@ void gp__retiring_add(gp_pool *pool, struct gp__retired *list);
 void gp__retire_hold(gp_pool *pool, const struct gp__retired *list);
 /* Bytes of idle and retiring mappings that a request may have given back. lock: held. */
 size_t gp__retirable_bytes(const gp_pool *pool);
-/* Reaps the list (held, see above), gives the chunks back, and keeps the rest retiring. Returned bytes become *credit
- * (may be NULL) instead of room for others. *returned counts them. lock: dropped. */
+/* Physical bytes that have come free go to the credit, as far as that has need of them (NULL: none), and are
+ * room for all beyond. lock: held. */
+void gp__credit_add(gp_pool *pool, struct gp__credit *credit, size_t bytes);
+/* Reaps the list (held, see above), gives the chunks back, and keeps the rest retiring. Bytes that come back go
+ * to the credit (may be NULL); *returned counts those that free took. lock: dropped. */
 gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__reap_mode mode,
-                            const struct gp__interrupt *interrupt, size_t *credit, size_t *returned,
-                            gp_error *error);
+                            const struct gp__interrupt *interrupt, struct gp__credit *credit,
+                            size_t *returned, gp_error *error);
 /* Gives one unmapped, accepted chunk back to the backing and frees the mapping, or keeps both as
  * unreturned. *counter is the pool's field that its bytes are counted in now; what was returned goes
- * to *credit, or (NULL) is room for others. lock: dropped. */
+ * to the credit (may be NULL). lock: dropped. */
 gp_status gp__return_chunk(gp_pool *pool, struct gp__mapping *mapping, size_t *counter,
-                           size_t *credit, gp_error *error);
+                           struct gp__credit *credit, gp_error *error);
 /* Asks the backing for a chunk, marking this thread as inside the pool's callback. lock: dropped. */
 gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **out,
                           gp_error *error);

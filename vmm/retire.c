@@ -65,8 +65,21 @@ gp_status gp__ask_backing(gp_pool *pool, const gp_request *request, gp_chunk **o
     return status;
 }
 
+void gp__credit_add(gp_pool *pool, struct gp__credit *credit, size_t bytes)
+{
+    size_t kept = 0;
+    if (credit != NULL) {
+        size_t lacking = credit->most > credit->bytes ? credit->most - credit->bytes : 0;
+        kept = bytes < lacking ? bytes : lacking;
+        credit->bytes += kept;
+        credit->reclaimed += bytes;
+    }
+    pool->credit_bytes += kept;
+    pool->physical -= bytes - kept;
+}
+
 gp_status gp__return_chunk(gp_pool *pool, struct gp__mapping *mapping, size_t *counter,
-                           size_t *credit, gp_error *error)
+                           struct gp__credit *credit, gp_error *error)
 {
     gp_chunk *chunk = mapping->retired.chunk;
     size_t bytes = mapping->retired.bytes;
@@ -82,11 +95,8 @@ gp_status gp__return_chunk(gp_pool *pool, struct gp__mapping *mapping, size_t *c
         pool->unreturned_bytes += bytes;
         mapping->retired.next = pool->unreturned;
         pool->unreturned = &mapping->retired;
-    } else if (credit != NULL) {
-        pool->credit_bytes += bytes;
-        *credit += bytes;
     } else {
-        pool->physical -= bytes;
+        gp__credit_add(pool, credit, bytes);
     }
     if (status != GP_OK)
         pool->callback_errors++;
@@ -303,8 +313,8 @@ static void drop_abandoned(struct gp__retired *list)
 }
 
 gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__reap_mode mode,
-                            const struct gp__interrupt *interrupt, size_t *credit, size_t *returned,
-                            gp_error *error)
+                            const struct gp__interrupt *interrupt, struct gp__credit *credit,
+                            size_t *returned, gp_error *error)
 {
     struct gp__reaped reaped;
     size_t bytes = 0, count = 0;

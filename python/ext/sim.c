@@ -10,6 +10,7 @@
 #ifdef GROWPOOL_TESTING
 
 #include "../../backing/lock.h"
+#include "../../backing/memory.h"
 #include "../../tests/support/sim.h"
 #include "../../vmm/pool.h"
 #include "errors.h"
@@ -394,6 +395,17 @@ static PyObject *sim_enter_under_a_lock(PyObject *self, PyObject *const *args, P
     Py_RETURN_NONE;
 }
 
+/* (ordinal, True: growpool's own heap has no more memory; False: it has): how often it was asked since the
+ * last call */
+static PyObject *sim_fail_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    int fail = sim_of(args, nargs, 2) != NULL ? PyObject_IsTrue(args[1]) : -1;
+    if (fail < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(gp__memory_fail_at(fail ? 1 : 0, fail));
+}
+
 /* (ordinal): the count starts anew */
 static PyObject *sim_forget_violations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -494,6 +506,7 @@ static PyMethodDef sim_functions[] = {
     FUNCTION(check_pool),
     FUNCTION(left_pools),
     FUNCTION(emergency),
+    FUNCTION(fail_memory),
     {NULL, NULL, 0, NULL},
 };
 

@@ -89,7 +89,14 @@ static gp_status moody_free(void *context, gp_chunk *chunk, const gp_request *re
     return gp_backing_free(field.inner, chunk, request, error);
 }
 
-static const gp_backing_ops moody_ops = {moody_alloc, moody_free, NULL};
+/* Pools that were let go still call the backing; the last of them ends it. */
+static void moody_destroy(void *context)
+{
+    (void)context;
+    gp_backing_release(field.inner);
+}
+
+static const gp_backing_ops moody_ops = {moody_alloc, moody_free, moody_destroy};
 
 /* ---- pools and boxes ---- */
 
@@ -360,7 +367,6 @@ static void end(int64_t live)
         gp_pool_release(field.pools[i]);
     }
     gp_backing_release(field.backing);
-    gp_backing_release(field.inner);
     /* Pools that were let go are closed by the reaper. */
     for (int i = 0; i < 10000 && gp__memory_live() != live; i++) {
         gp__sim_complete_all(field.sim);

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import re
 import subprocess
 import sys
@@ -15,28 +14,15 @@ from types import ModuleType
 
 import growpool
 import pytest
+from consumer_kit import INCLUDE, build, load
 from helpers import MIB, PAGE, Supplier
 
-ROOT = Path(__file__).resolve().parents[2]
-INCLUDE = Path(growpool.get_include())
 HEADERS = ("backing.h", "stream.h", "growpool.h")
-SOURCE = ROOT / "tests" / "consumer" / "extension.c"
 
 
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The extension module, compiled with every warning on and linked to nothing of growpool."""
-    module = tmp_path_factory.mktemp("extension") / "extension.so"
-    include = sysconfig.get_path("include")
-    flags = "-std=c11 -O1 -fPIC -shared -pthread -Wall -Wextra -Werror".split()
-    command = ["gcc", *flags, f"-I{include}", f"-I{INCLUDE}", str(SOURCE), "-o", str(module)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    spec = importlib.util.spec_from_file_location("extension", module)
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load(build("extension", tmp_path_factory.mktemp("extension")))
 
 
 # ---- the list ------------------------------------------------------------------------------------

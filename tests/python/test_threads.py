@@ -244,8 +244,8 @@ other.close()
 """,
 }
 
-# A callback on thread A waits for thread B, which uses the same pool. `theirs` is all that B does, and
-# it ends while A is still in its callback.
+# A callback on thread A waits for thread B, which uses the same pool. `theirs` is all that B does,
+# and it ends while A is still in its callback.
 B_WHILE_A_IS_IN_ALLOC = {
     "malloc": "pool.malloc(2 * PAGE)",
     "allocate and close": "pool.allocate(2 * PAGE).close()",
