@@ -315,6 +315,24 @@ def test_a_growth_is_refused_at_most_twelve_times(
     assert log.out == []
 
 
+def test_the_twelfth_refusal_is_the_last(log: Log, sim: Any) -> None:
+    """Every rung asks in vain, and halving a gigabyte would take ten more."""
+    pool, stream = log.pool, sim.stream()
+    pool.free(pool.malloc(16 * MIB, stream))
+    pool.malloc(MIB, stream)
+    busy = pool.malloc(14 * MIB, stream)  # in a chunk that is in use before and behind it
+    pool.malloc(MIB, stream)
+    idle = pool.malloc(20 * MIB)
+    sim.launch(stream, busy, PAGE)
+    pool.free(busy)
+    pool.free(idle)
+    log.refuses = lambda size: True
+    refused(log, lambda pool: pool.malloc(GIB, stream))
+    assert log.sizes("free") == [20]
+    assert log.refusals == MOST_REFUSALS
+    assert log.sizes() == [1024, 1024, 1024, *(1024 >> n for n in range(9))]
+
+
 @pytest.mark.parametrize("idle", [0, 3])
 @pytest.mark.parametrize("good", [0, 1, 62, 63])
 def test_a_fixed_chunk_size_is_asked_for_once_for_each_attempt(

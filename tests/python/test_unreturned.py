@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,6 +151,34 @@ def test_a_close_waits_for_another_threads_try(failing: Failing) -> None:
         one.join()
     assert pool.is_closed
     assert failing.out == []
+
+
+def test_free_gets_the_same_object_again() -> None:
+    """Though nobody but the pool kept it meanwhile."""
+    made: list[weakref.ref[Chunk]] = []
+    taken: list[Chunk] = []
+
+    def alloc(size: int, device: int, stream: int) -> Chunk:
+        chunk = Chunk.create(size, device)
+        made.append(weakref.ref(chunk))
+        return chunk
+
+    def free(chunk: Chunk, size: int, device: int, stream: int) -> None:
+        if failing:
+            raise OSError
+        taken.append(chunk)
+
+    failing = True
+    pool = Pool("host", alloc=alloc, free=free, chunk_size=PAGE)
+    pool.malloc(3 * PAGE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", growpool.ReleaseWarning)
+        pool.close()
+        pool.return_unreturned()
+    gc.collect()
+    failing = False
+    assert pool.return_unreturned() == 3 * PAGE
+    assert sorted(map(id, taken)) == sorted(id(reference()) for reference in made)
 
 
 # ---- what they count for ----------------------------------------------------------------------
