@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import growpool
+import pytest
 from helpers import PAGE, Supplier
 
 Pool = growpool.Pool
@@ -96,3 +97,48 @@ def test_callbacks_run_detached_from_growpools_locks(supplier: Supplier) -> None
         leave.set()
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_re_entry_by_way_of_another_pool(supplier: Supplier) -> None:
+    """The pool is asked while its own callback is under way, however far below."""
+    answers: list[str] = []
+
+    def alloc(size: int, device: int, stream: int) -> Chunk | None:
+        for call in (pool.trim, pool.drain, pool.close, lambda: pool.malloc(64 * PAGE)):
+            with pytest.raises(RuntimeError, match="pool 'odd' inside its own callback") as caught:
+                call()
+            assert type(caught.value) is RuntimeError
+            answers.append(str(caught.value))
+        return supplier.alloc(size, device, stream)
+
+    with Pool("host", alloc=alloc, free=supplier.free, name="between") as between:
+
+        def passing(size: int, device: int, stream: int) -> Chunk | None:
+            between.allocate(PAGE)
+            return supplier.alloc(size, device, stream)
+
+        with make(passing, supplier) as pool:
+            pool.allocate(PAGE)
+    assert len(answers) == 4
+
+
+def test_what_a_pool_raises_inside_a_callback_of_another_comes_out_unchanged(
+    supplier: Supplier,
+) -> None:
+    mine = ZeroDivisionError("mine")
+
+    def raising(size: int, device: int, stream: int) -> Chunk:
+        raise mine
+
+    with make(raising, supplier) as inner:
+
+        def alloc(size: int, device: int, stream: int) -> Chunk:
+            inner.allocate(PAGE)
+            raise AssertionError
+
+        with make(alloc, supplier) as outer:
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError) as caught:
+                    outer.allocate(PAGE)
+                assert caught.value is mine
+            assert (outer.stats.callback_errors, inner.stats.callback_errors) == (2, 2)
