@@ -153,7 +153,9 @@ PyDoc_STRVAR(
     "PoolStateError\n    The pool is closed, forked, poisoned, or the process exits.\n"
     "TypeError, ValueError, OverflowError\n    A wrong argument, or a wrong answer of alloc.\n"
     "RuntimeError\n    Called by the pool's own callback and the pool would have to grow.\n"
-    "BaseException\n    Whatever alloc raised.\n\n"
+    "BaseException\n    Whatever alloc or a signal handler raised; or free, if it is no Exception, "
+    "when idle\n    chunks went back to make room. No block is lost.\n\n"
+    "Warns\n-----\nReleaseWarning\n    free raised an Exception; the chunk is in `unreturned`.\n\n"
     "Notes\n-----\nAny thread. Memory of this stream is reused at once and without waiting.");
 
 static PyObject *pool_malloc(struct pool_object *self, PyObject *const *args, Py_ssize_t nargs,

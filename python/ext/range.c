@@ -208,7 +208,11 @@ static PyObject *decommit(struct memory_object *self, const gp_interval *interva
     "'busy').\n"                                                                                   \
     "TypeError, OverflowError\n    A wrong argument.\n"                                            \
     "RuntimeError\n    Called by the pool's own callback.\n"                                       \
-    "BaseException\n    Whatever alloc raised. In all these cases nothing changed.\n\n"            \
+    "BaseException\n    Whatever alloc or a signal handler raised. In all these cases nothing "    \
+    "changed. What\n    free raised, if it is no Exception, comes after the rest was done: "       \
+    "`committed` tells.\n\n"                                                                       \
+    "Warns\n-----\nReleaseWarning\n    free raised an Exception when idle chunks, or those of a "  \
+    "growth that\n    failed, went back; the chunk is in Pool.unreturned.\n\n"                     \
     "Notes\n-----\n"                                                                               \
     "Any thread. May wait for streams that used memory which is still mapped there; notices "      \
     "signals."

@@ -351,3 +351,37 @@ def test_where_a_chunk_is_whose_inner_free_raised(supplier: Supplier, chunk_size
         pool.return_unreturned()
         caching.trim()
         assert supplier.out == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("str", TypeError, "must return a growpool.Chunk or None, not str"),
+        ("size", ValueError, f"of {4 * PAGE} bytes on host, which has another size"),
+        ("closed", ValueError, "which is closed"),
+    ],
+)
+def test_wrong_answers_inside_a_cache(
+    supplier: Supplier, kind: str, error: type[Exception], text: str
+) -> None:
+    """Whoever asks, a pool or Python; the chunk stays the inner backing's."""
+    chunk = growpool.Chunk.create((4 if kind == "size" else 1) * PAGE, "host")
+    if kind == "closed":
+        chunk.close()
+
+    class Inner:
+        free = supplier.free
+
+        def alloc(self, *_: int) -> Any:
+            return kind if kind == "str" else chunk
+
+    caching = growpool.CachingBacking(Inner(), keep="1 GiB")
+    with Pool("host", backing=caching, chunk_size=PAGE) as pool:
+        for ask in (lambda: pool.malloc(PAGE), lambda: caching.alloc(PAGE, "host")):
+            with pytest.raises(error, match=text) as caught:
+                ask()
+            assert "the alloc of the backing inside a CachingBacking" in str(caught.value)
+        assert pool.stats.physical_bytes == 0
+    assert caching.cached_bytes == 0
+    assert not chunk.is_in_use
+    chunk.close()

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback contract: answers, exceptions, re-entry, frees that fail."""
+"""The callback contract: what callbacks may do and what they are given.
+
+What becomes of callbacks that misbehave is asserted in test_misbehaviour.py and
+test_misbehaving_free.py, the order of what a pool tries in test_ladder.py.
+"""
 
 from __future__ import annotations
 
 import gc
-import sys
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import growpool
 import pytest
-from helpers import PAGE, Supplier, eventually
+from helpers import PAGE, Supplier
 
 Pool = growpool.Pool
 Chunk = growpool.Chunk
@@ -20,94 +22,6 @@ Chunk = growpool.Chunk
 
 def make(alloc: Callable[..., Any], supplier: Supplier, **options: Any) -> Pool:
     return Pool("host", alloc=alloc, free=supplier.free, name="odd", **options)
-
-
-def check_unharmed(pool: Pool) -> None:
-    """The pool is as it was before the failed call."""
-    stats = pool.stats
-    assert (stats.used_bytes, stats.physical_bytes, stats.chunk_count) == (0, 0, 0)
-    assert pool.unreturned == []
-
-
-# ---- wrong answers: the object stays the callback's ----
-
-
-@pytest.mark.parametrize("answer", ["chunk", 7, [], object(), Chunk])
-def test_an_answer_that_is_no_chunk(supplier: Supplier, answer: Any) -> None:
-    with make(lambda *_: answer, supplier) as pool:
-        with pytest.raises(TypeError, match=r"'odd' must return a growpool.Chunk or None, not"):
-            pool.allocate(1000)
-        check_unharmed(pool)
-
-
-def test_a_chunk_of_another_size(supplier: Supplier) -> None:
-    mine = Chunk.create(64 * PAGE, "host")
-    with make(lambda *_: mine, supplier, chunk_size=PAGE) as pool:
-        with pytest.raises(ValueError, match=rf"asked for {PAGE} bytes .* of {64 * PAGE} bytes"):
-            pool.allocate(1000)
-        check_unharmed(pool)
-        assert not mine.is_in_use
-        mine.close()
-
-
-def test_a_closed_chunk(supplier: Supplier) -> None:
-    def alloc(size: int, device: int, stream: int) -> Chunk:
-        chunk = Chunk.create(size, device)
-        chunk.close()
-        return chunk
-
-    with make(alloc, supplier) as pool, pytest.raises(ValueError, match="is closed"):
-        pool.allocate(1000)
-
-
-def test_a_chunk_of_another_device(sim: Any, supplier: Supplier) -> None:
-    with make(lambda size, *_: Chunk.create(size, sim.device), supplier) as pool:
-        with pytest.raises(ValueError, match=f"on {sim.device}, which is on another device"):
-            pool.allocate(1000)
-        check_unharmed(pool)
-    gc.collect()
-    assert sim.state.unreleased_count == 0
-
-
-def test_a_chunk_that_a_pool_holds_already(supplier: Supplier) -> None:
-    with Pool("host", backing=supplier) as owner:
-        owner.allocate(1000)
-        (held,) = supplier.out
-        with make(lambda *_: held, supplier, chunk_size=held.size) as pool:
-            with pytest.raises(ValueError, match="a pool holds already"):
-                pool.allocate(1000)
-            check_unharmed(pool)
-
-
-def test_the_same_chunk_twice(supplier: Supplier) -> None:
-    chunk = Chunk.create(PAGE, "host")
-
-    def free(*_: Any) -> None:
-        pass
-
-    with Pool("host", alloc=lambda *_: chunk, free=free, chunk_size=PAGE) as pool:
-        first = pool.allocate(PAGE)
-        with pytest.raises(ValueError, match="a pool holds already"):
-            pool.allocate(PAGE)
-        first.close()
-        pool.trim()
-        pool.allocate(PAGE)  # given back, so it may be given again
-    assert not chunk.is_in_use
-
-
-def test_free_may_keep_close_or_forget_a_chunk() -> None:
-    kept: list[Chunk] = []
-
-    def free(chunk: Chunk, size: int, device: int, stream: int) -> None:
-        assert not chunk.is_in_use
-        if not kept:
-            kept.append(chunk)
-        else:
-            chunk.close()
-
-    with Pool("host", alloc=lambda s, d, _: Chunk.create(s, d), free=free, chunk_size=PAGE) as pool:
-        pool.allocate(3 * PAGE)
-    assert [chunk.is_closed for chunk in kept] == [False]
 
 
 def test_free_gets_the_very_object_that_alloc_gave() -> None:
@@ -123,165 +37,6 @@ def test_free_gets_the_very_object_that_alloc_gave() -> None:
         pool.allocate(4 * PAGE)
         gc.collect()
     assert sorted(given) == sorted(taken)
-
-
-# ---- no memory ----
-
-
-def test_none_means_no_memory(supplier: Supplier) -> None:
-    asked: list[int] = []
-
-    def alloc(size: int, device: int, stream: int) -> None:
-        asked.append(size)
-
-    with make(alloc, supplier) as pool:
-        with pytest.raises(growpool.OutOfMemoryError) as caught:
-            pool.allocate(16 * PAGE)
-        assert type(caught.value) is growpool.OutOfMemoryError
-        assert caught.value.size == 16 * PAGE
-        assert caught.value.limit is None
-        assert caught.value.__cause__ is None
-        check_unharmed(pool)
-    assert 1 <= len(asked) <= 12
-
-
-def test_memory_error_becomes_the_cause(supplier: Supplier) -> None:
-    mine = MemoryError("the reserve is empty")
-
-    def alloc(size: int, device: int, stream: int) -> Chunk:
-        raise mine
-
-    with make(alloc, supplier) as pool:
-        with pytest.raises(growpool.OutOfMemoryError) as caught:
-            pool.malloc(1000)
-        assert caught.value.__cause__ is mine
-        check_unharmed(pool)
-        assert pool.stats.callback_errors == 0
-
-
-def test_a_refusal_that_smaller_chunks_can_meet_is_met(supplier: Supplier) -> None:
-    def alloc(size: int, device: int, stream: int) -> Chunk | None:
-        if size > 2 * PAGE:
-            raise MemoryError
-        return supplier.alloc(size, device, stream)
-
-    with make(alloc, supplier) as pool:
-        kept = pool.allocate(8 * PAGE)
-        assert pool.stats.used_bytes == kept.size
-
-
-def test_idle_memory_is_given_back_before_out_of_memory(supplier: Supplier) -> None:
-    def alloc(size: int, device: int, stream: int) -> Chunk | None:
-        if supplier.out_bytes + size > 8 * PAGE:
-            return None
-        return supplier.alloc(size, device, stream)
-
-    with make(alloc, supplier, chunk_size=2 * PAGE) as pool:
-        pieces = [pool.allocate(2 * PAGE) for _ in range(4)]
-        for piece in pieces[::2]:
-            piece.close()
-        pool.allocate(3 * PAGE)  # does not fit into either hole
-        assert supplier.out_bytes <= 8 * PAGE
-
-
-# ---- exceptions of alloc propagate unchanged ----
-
-
-class Custom(BaseException):
-    pass
-
-
-@pytest.mark.parametrize(
-    "kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit, Custom, GeneratorExit]
-)
-def test_any_other_exception_reaches_the_caller(
-    supplier: Supplier, kind: type[BaseException]
-) -> None:
-    mine = kind("mine")
-    mine.note = "kept"  # type: ignore[attr-defined]
-
-    def alloc(size: int, device: int, stream: int) -> Chunk:
-        raise mine
-
-    with make(alloc, supplier) as pool:
-        for call in (pool.allocate, pool.malloc):
-            with pytest.raises(kind) as caught:
-                call(1000)
-            assert caught.value is mine
-            assert caught.value.__cause__ is None
-            names = [entry.name for entry in caught.traceback]
-            assert names[-1] == "alloc"
-            check_unharmed(pool)
-        assert pool.stats.callback_errors == 2
-
-
-def test_an_exception_after_some_chunks_gives_those_back(supplier: Supplier) -> None:
-    def alloc(size: int, device: int, stream: int) -> Chunk | None:
-        if supplier.given == 3:
-            raise ZeroDivisionError
-        return supplier.alloc(size, device, stream)
-
-    with make(alloc, supplier, chunk_size=PAGE) as pool:
-        with pytest.raises(ZeroDivisionError):
-            pool.allocate(5 * PAGE)
-        check_unharmed(pool)
-        assert (supplier.given, supplier.taken) == (3, 3)
-
-
-def test_wrong_signatures_are_type_errors(supplier: Supplier) -> None:
-    with (
-        make(lambda: None, supplier) as pool,
-        pytest.raises(TypeError, match="positional argument"),
-    ):
-        pool.allocate(1000)
-
-
-# ---- re-entry ----
-
-
-def test_operations_that_would_call_the_same_backing(supplier: Supplier) -> None:
-    errors: dict[str, BaseException | None] = {}
-
-    def attempt(name: str, call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            errors[name] = error
-        else:
-            errors[name] = None
-
-    def alloc(size: int, device: int, stream: int) -> Chunk | None:
-        attempt("allocate", lambda: pool.allocate(64 * PAGE))
-        attempt("malloc", lambda: pool.malloc(64 * PAGE))
-        attempt("trim", pool.trim)
-        attempt("drain", pool.drain)
-        attempt("close", pool.close)
-        attempt("return_unreturned", pool.return_unreturned)
-        return supplier.alloc(size, device, stream)
-
-    with make(alloc, supplier) as pool:
-        pool.allocate(1000)
-        assert set(errors) == {"allocate", "malloc", "trim", "drain", "close", "return_unreturned"}
-        for name, error in errors.items():
-            assert type(error) is RuntimeError, name
-            assert "odd" in str(error)
-
-
-def test_closing_inside_free_is_an_error_too(supplier: Supplier) -> None:
-    caught: list[BaseException] = []
-
-    def free(chunk: Chunk, size: int, device: int, stream: int) -> None:
-        try:
-            pool.close()
-        except RuntimeError as error:
-            caught.append(error)
-        supplier.free(chunk, size, device, stream)
-
-    pool = Pool("host", alloc=supplier.alloc, free=free)
-    pool.allocate(1000)
-    pool.close()
-    assert len(caught) == 1
-    assert pool.is_closed
 
 
 def test_what_callbacks_may_do(supplier: Supplier) -> None:
@@ -321,150 +76,6 @@ def test_small_blocks_are_served_inside_a_callback_without_growing(supplier: Sup
         del second
 
 
-# ---- free raises ----
-
-
-class Failing(Supplier):
-    """free raises while `error` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.error: BaseException | None = None
-
-    def free(self, chunk: Chunk, size: int, device: int, stream: int) -> None:
-        if self.error is not None:
-            raise self.error
-        super().free(chunk, size, device, stream)
-
-
-@pytest.fixture
-def failing() -> Failing:
-    return Failing()
-
-
-def test_a_free_that_raises_warns_and_keeps_the_chunk(failing: Failing) -> None:
-    with Pool("host", backing=failing, name="stuck", chunk_size=PAGE) as pool:
-        pool.allocate(3 * PAGE).close()
-        failing.error = ZeroDivisionError("no")
-        with pytest.warns(growpool.ReleaseWarning) as caught:
-            pool.trim()
-        assert len(caught) == 3
-        message = str(caught[0].message)
-        assert "stuck" in message
-        assert "ZeroDivisionError('no')" in message
-        assert "2.0 MiB" in message
-        assert caught[0].filename == __file__
-        assert sorted(map(id, pool.unreturned)) == sorted(map(id, failing.out))
-        stats = pool.stats
-        assert (stats.unreturned_bytes, stats.physical_bytes) == (3 * PAGE, 3 * PAGE)
-        assert stats.callback_errors == 3
-        with pytest.warns(growpool.ReleaseWarning):
-            assert pool.return_unreturned() == 0
-        failing.error = None
-        assert pool.return_unreturned() == 3 * PAGE
-        assert pool.unreturned == []
-        assert failing.out == []
-        assert pool.stats.physical_bytes == 0
-
-
-def test_where_warnings_are_errors_the_warning_is_raised(failing: Failing) -> None:
-    with Pool("host", backing=failing) as pool:
-        pool.allocate(1000).close()
-        failing.error = mine = ValueError("no")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with pytest.raises(growpool.ReleaseWarning) as caught:
-                pool.trim()
-        assert caught.value.__cause__ is mine
-        assert len(pool.unreturned) == 1
-        failing.error = None
-        pool.return_unreturned()
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Custom])
-def test_other_base_exceptions_of_free_are_raised_at_the_end(
-    failing: Failing, kind: type[BaseException]
-) -> None:
-    with Pool("host", backing=failing, chunk_size=PAGE) as pool:
-        pool.allocate(2 * PAGE).close()
-        failing.error = mine = kind("stop")
-        with pytest.raises(kind) as caught:
-            pool.trim()
-        assert caught.value is mine
-        assert len(pool.unreturned) == 2  # the rest of the operation was done
-        assert pool.stats.retiring_bytes == 0
-        failing.error = None
-        pool.return_unreturned()
-
-
-def test_close_finishes_although_free_raises(failing: Failing) -> None:
-    pool = Pool("host", backing=failing, name="closing")
-    pool.allocate(1000)
-    failing.error = OSError("no")
-    with pytest.warns(growpool.ReleaseWarning, match="closing"):
-        pool.close()
-    assert pool.is_closed
-    assert len(pool.unreturned) == 1
-    failing.error = None
-    assert pool.return_unreturned() > 0
-    assert failing.out == []
-
-
-def test_a_raising_undo_is_reported_beside_the_first_error(failing: Failing) -> None:
-    def alloc(size: int, device: int, stream: int) -> Chunk | None:
-        if failing.given == 1:
-            failing.error = OSError("undo")
-            raise ZeroDivisionError
-        return failing.alloc(size, device, stream)
-
-    with Pool("host", alloc=alloc, free=failing.free, chunk_size=PAGE) as pool:
-        with pytest.warns(growpool.ReleaseWarning), pytest.raises(ZeroDivisionError):
-            pool.allocate(2 * PAGE)
-        assert len(pool.unreturned) == 1
-        failing.error = None
-        pool.return_unreturned()
-
-
-def test_a_free_that_raises_in_the_background_goes_to_the_unraisable_hook(
-    failing: Failing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        sys, "unraisablehook", lambda info: seen.append((info.exc_type, info.exc_value))
-    )
-    pool = Pool("host", backing=failing, name="behind")
-    pool.allocate(1000).close()
-    failing.error = mine = OSError("no")
-    pool.trim(wait=False)
-    eventually(lambda: seen)
-    kind, value = seen[0]
-    assert kind is growpool.ReleaseWarning
-    assert value.__cause__ is mine
-    assert "behind" in str(value)
-    failing.error = None
-    eventually(lambda: pool.unreturned)  # the pool hears of it after the hook did
-    assert pool.return_unreturned() > 0
-    pool.close()
-
-
-def test_an_unreturned_chunk_is_still_the_pools(failing: Failing) -> None:
-    with Pool("host", backing=failing) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore", growpool.ReleaseWarning)
-        pool.allocate(1000).close()
-        failing.error = OSError("no")
-        pool.trim()
-        (chunk,) = pool.unreturned
-        assert chunk.is_in_use
-        with pytest.raises(growpool.PoolStateError):
-            chunk.close()
-        failing.error = None
-        pool.return_unreturned()
-        assert not chunk.is_in_use
-
-
-# ---- threads ----
-
-
 def test_callbacks_run_detached_from_growpools_locks(supplier: Supplier) -> None:
     """While one thread sits in alloc, another uses the pool."""
     inside, leave = threading.Event(), threading.Event()
@@ -486,3 +97,48 @@ def test_callbacks_run_detached_from_growpools_locks(supplier: Supplier) -> None
         leave.set()
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_re_entry_by_way_of_another_pool(supplier: Supplier) -> None:
+    """The pool is asked while its own callback is under way, however far below."""
+    answers: list[str] = []
+
+    def alloc(size: int, device: int, stream: int) -> Chunk | None:
+        for call in (pool.trim, pool.drain, pool.close, lambda: pool.malloc(64 * PAGE)):
+            with pytest.raises(RuntimeError, match="pool 'odd' inside its own callback") as caught:
+                call()
+            assert type(caught.value) is RuntimeError
+            answers.append(str(caught.value))
+        return supplier.alloc(size, device, stream)
+
+    with Pool("host", alloc=alloc, free=supplier.free, name="between") as between:
+
+        def passing(size: int, device: int, stream: int) -> Chunk | None:
+            between.allocate(PAGE)
+            return supplier.alloc(size, device, stream)
+
+        with make(passing, supplier) as pool:
+            pool.allocate(PAGE)
+    assert len(answers) == 4
+
+
+def test_what_a_pool_raises_inside_a_callback_of_another_comes_out_unchanged(
+    supplier: Supplier,
+) -> None:
+    mine = ZeroDivisionError("mine")
+
+    def raising(size: int, device: int, stream: int) -> Chunk:
+        raise mine
+
+    with make(raising, supplier) as inner:
+
+        def alloc(size: int, device: int, stream: int) -> Chunk:
+            inner.allocate(PAGE)
+            raise AssertionError
+
+        with make(alloc, supplier) as outer:
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError) as caught:
+                    outer.allocate(PAGE)
+                assert caught.value is mine
+            assert (outer.stats.callback_errors, inner.stats.callback_errors) == (2, 2)

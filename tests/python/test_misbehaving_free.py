@@ -21,6 +21,7 @@ from misbehaviour_kit import (
     CHUNK,
     DEVICES,
     EXPLICIT,
+    GROW,
     GROWTH,
     RECLAIM,
     REENTER,
@@ -250,6 +251,56 @@ def test_where_warnings_are_errors_the_first_is_raised(
     check_interpreter()
     world.books.behave()
     assert world.pool.return_unreturned() == 2 * CHUNK
+
+
+@DEVICES
+@pytest.mark.parametrize("grow", GROW)
+@pytest.mark.parametrize("kind", ["a warning", "a warning as error", "KeyboardInterrupt"])
+def test_a_growth_gets_through_although_a_free_raised(world: World, grow: str, kind: str) -> None:
+    """With another idle chunk. What is raised comes after: no block is lost, and sizes tell."""
+    world.idle(3)
+    before = world.pool.stats
+    world.pool.set_limit(before.physical_bytes + (GROWTH - 2) * CHUNK)
+    if grow in ("malloc", "allocate"):
+        world.stream = growpool.host.Stream() if world.device == "host" else world.sim.stream()
+        for address in [world.pool.malloc(CHUNK) for _ in range(3)]:
+            world.pool.free(address, world.stream)
+    calls = world.books.free_calls
+    raised: list[BaseException] = []
+
+    def on_free(chunk: Chunk) -> None:
+        if not raised:
+            raised.append(KeyboardInterrupt() if kind == "KeyboardInterrupt" else OSError())
+            raise raised[0]
+        world.books.out.remove(chunk)
+
+    world.books.on_free = on_free
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("error" if kind == "a warning as error" else "always")
+        value, error = outcome(GROW[grow], world)
+    raised[0].__traceback__ = None
+    if kind == "a warning":
+        assert error is None
+        assert [entry.message.__cause__ for entry in seen] == raised  # type: ignore[union-attr]
+    elif kind == "KeyboardInterrupt":
+        assert error is raised[0]
+    else:
+        assert type(error) is growpool.ReleaseWarning and error.__cause__ is raised[0]
+    # A block is served from the third idle chunk, which a range cannot use.
+    assert world.books.free_calls - calls == (2 if grow in ("malloc", "allocate") else 3)
+    used = world.pool.stats.used_bytes - before.used_bytes
+    lost = grow in ("malloc", "allocate") and kind != "a warning"
+    assert used == (0 if lost else GROWTH * CHUNK)
+    assert world.growable.size == (5 * CHUNK if grow == "resize" else CHUNK)
+    grown = world.sparse.committed_bytes - CHUNK
+    assert grown == (GROWTH * CHUNK if grow.startswith("commit") else 0)
+    assert world.pool.stats.physical_bytes == world.pool.limit
+    assert len(world.pool.unreturned) == 1
+    world.check()
+    world.books.behave()
+    assert world.pool.return_unreturned() == CHUNK
+    world.pool.set_limit(None)
+    world.check_ends()
 
 
 # ---- what it returns and does -----------------------------------------------------------------

@@ -220,12 +220,18 @@ def test_a_chunk_of_another_device(world: World, grow: str, good: int, one_sim: 
     world.check_works()
 
 
+HOLDERS = ["this pool", "another pool", "a pool over a cache", "another pool's unreturned"]
+
+
 def held_by(world: World, holder: str) -> tuple[Chunk, World | Pool]:
     """A chunk that a pool holds, and who has to live for that."""
     if holder == "this pool":
         return world.books.out[0], world
     books = Books()
-    owner = Pool(world.device, backing=books, chunk_size=CHUNK)
+    backing: Any = books
+    if holder == "a pool over a cache":
+        backing = growpool.CachingBacking(books, keep=0)
+    owner = Pool(world.device, backing=backing, chunk_size=CHUNK)
     address = owner.malloc(CHUNK)
     if holder == "another pool's unreturned":
         owner.free(address)
@@ -240,7 +246,7 @@ def held_by(world: World, holder: str) -> tuple[Chunk, World | Pool]:
 @DEVICES
 @GROWING
 @GOOD
-@pytest.mark.parametrize("holder", ["this pool", "another pool", "another pool's unreturned"])
+@pytest.mark.parametrize("holder", HOLDERS)
 def test_a_chunk_that_a_pool_holds(world: World, grow: str, good: int, holder: str) -> None:
     mine, owner = held_by(world, holder)
     before = sys.getrefcount(mine)

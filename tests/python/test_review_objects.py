@@ -305,24 +305,6 @@ def test_every_failure_at_one_line_is_shown() -> None:
     assert len(seen) == len(pool.unreturned) == 3
 
 
-class Stop(BaseException):
-    pass
-
-
-def test_of_several_base_exceptions_the_first_is_raised_and_the_others_are_warnings() -> None:
-    pool, raised = failing_pool(Stop)
-    for address in [pool.malloc(PAGE) for _ in range(3)]:
-        pool.free(address)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        with pytest.raises(Stop) as caught:
-            pool.trim()
-    assert caught.value is raised[0]
-    causes = [entry.message.__cause__ for entry in seen]  # type: ignore[union-attr]
-    assert causes == raised[1:]
-    assert len(raised) == 3
-
-
 def test_an_interrupt_in_the_end_of_a_with_block_is_not_swallowed() -> None:
     pool, raised = failing_pool(KeyboardInterrupt)
     body = ValueError("body")

@@ -483,10 +483,14 @@ def test_a_fill_waits_for_nobody(busy: Busy) -> None:
 
 @pytest.mark.parametrize("operation", ["trim", "drain", "close"])
 @pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_signal_ends_the_wait_for_pools_that_were_let_go(
-    sim: Any, supplier: Supplier, strike: Striker, operation: str, count: int
+    sim: Any, supplier: Supplier, strike: Striker, operation: str, count: int, busy: bool
 ) -> None:
-    """An explicit call also closes pools whose memory has users that growpool cannot see."""
+    """An explicit call also closes pools whose memory has users that growpool cannot see.
+
+    A signal that ended the wait of a busy pool has ended that one too.
+    """
     sim.set_wait_completes(False)
     stream = sim.stream()
     for _ in range(count):
@@ -498,11 +502,16 @@ def test_a_signal_ends_the_wait_for_pools_that_were_let_go(
     eventually(lambda: sim.left_pools() == count)
     pool, worker = Pool(sim.device), Pool(sim.device)
     sim.launch(stream, worker.malloc(PAGE, stream), PAGE)
+    if busy:
+        address = pool.malloc(PAGE, stream)
+        sim.launch(stream, address, PAGE)
+        pool.free(address)
+        pool.trim(wait=False)
     strike()
     with pytest.raises(KeyboardInterrupt) as caught:
         getattr(pool, operation)()
     strike.check(caught)
-    assert pool.is_closed == (operation == "close")
+    assert pool.is_closed == (operation == "close" and not busy)
     assert (len(supplier.out), sim.left_pools()) == (count, count)
     sim.complete_all()
     sim.set_wait_completes(True)
