@@ -113,6 +113,14 @@ void ext_gate_park_if_ending(void)
     park();
 }
 
+bool ext_gate_has_ended(void)
+{
+    if (!atomic_load(&closed))
+        return false;
+    ext_gate_park_if_ending();
+    return true;
+}
+
 void ext_gate_close(uint64_t timeout_ns)
 {
     if (atomic_exchange(&closed, true))
