@@ -54,22 +54,28 @@ static void start(void)
     pthread_key_create(&visitor_key, end_visitor);
 }
 
-/* Without memory for the key's value the thread makes and drops a state each time: slower, not wrong. */
-static void keep_visitor(void)
-{
-    if (PyGILState_GetThisThreadState() != NULL)
-        return;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    if (pthread_setspecific(visitor_key, PyThreadState_Get()) == 0)
-        (void)PyEval_SaveThread();
-    else
-        PyGILState_Release(gil);
-}
-
 static void park(void)
 {
     for (;;)
         pause();
+}
+
+static void nap(void)
+{
+    const struct timespec moment = {0, 1000000};
+    nanosleep(&moment, NULL);
+}
+
+/* Without memory for a thread state the thread waits until there is some: PyGILState_Ensure() would end
+ * the process. Without memory for the key's value the state outlives the thread. */
+static void keep_visitor(void)
+{
+    if (PyGILState_GetThisThreadState() != NULL)
+        return;
+    PyThreadState *state;
+    while ((state = PyThreadState_New(PyInterpreterState_Main())) == NULL)
+        nap();
+    (void)pthread_setspecific(visitor_key, state);
 }
 
 bool ext_gate_enter(void)
@@ -125,12 +131,11 @@ void ext_gate_close(uint64_t timeout_ns)
 {
     if (atomic_exchange(&closed, true))
         return;
-    const struct timespec pause_time = {0, 1000000};
     uint64_t deadline =
         ext_now_ns() + (timeout_ns < EXT_GATE_LONGEST_NS ? timeout_ns : EXT_GATE_LONGEST_NS);
     unsigned own = depth > 0 ? 1U : 0U;
     while (atomic_load(&inside) > own && ext_now_ns() < deadline)
-        nanosleep(&pause_time, NULL);
+        nap();
 }
 
 bool ext_gate_is_closed(void)
