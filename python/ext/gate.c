@@ -66,16 +66,27 @@ static void nap(void)
     nanosleep(&moment, NULL);
 }
 
-/* Without memory for a thread state the thread waits until there is some: PyGILState_Ensure() would end
- * the process. Without memory for the key's value the state outlives the thread. */
+/* CPython ends the process when it has no memory for a thread state. So the thread asks for as much
+ * first, and more, and waits until there is some. */
+static void wait_for_memory(void)
+{
+    void *room;
+    while ((room = PyMem_RawMalloc(2 * sizeof(PyThreadState))) == NULL)
+        nap();
+    PyMem_RawFree(room);
+}
+
+/* Without memory for the key's value the thread makes and drops a state each time: slower, not wrong. */
 static void keep_visitor(void)
 {
     if (PyGILState_GetThisThreadState() != NULL)
         return;
-    PyThreadState *state;
-    while ((state = PyThreadState_New(PyInterpreterState_Main())) == NULL)
-        nap();
-    (void)pthread_setspecific(visitor_key, state);
+    wait_for_memory();
+    PyGILState_STATE gil = PyGILState_Ensure();
+    if (pthread_setspecific(visitor_key, PyThreadState_Get()) == 0)
+        (void)PyEval_SaveThread();
+    else
+        PyGILState_Release(gil);
 }
 
 bool ext_gate_enter(void)

@@ -351,3 +351,31 @@ def test_no_memory_for(name: str) -> None:
         int, run_quietly(KIT.replace("SCENARIO", SCENARIOS[name]), timeout=60).split()
     )
     assert failed > 5, last
+
+
+def test_a_thread_that_has_no_memory_to_enter_python_waits_for_some() -> None:
+    """The delivery thread's first visit: CPython would end the process for want of its state."""
+    pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
+    output = run_quietly(
+        """
+        import _testcapi, growpool
+        from time import sleep
+        from helpers import Supplier, eventually
+        books, moment = Supplier(), 0.001
+        pool = growpool.Pool("host", backing=books)
+        pool.malloc(1000)
+        count = 0
+        try:
+            _testcapi.set_nomemory(0, 0)
+            del pool
+            while count < 30:  # numbers that need no memory
+                sleep(moment)
+                count += 1
+        finally:
+            _testcapi.remove_mem_hooks()
+        assert books.taken == 0
+        eventually(lambda: books.taken == books.given)
+        print(count)
+        """
+    )
+    assert output == "30\n"
