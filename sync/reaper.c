@@ -12,6 +12,8 @@
 #include "../backing/driver.h"
 #include "../backing/lock.h"
 
+#define IDLE_LOOK_NS UINT64_C(5000000) /* a client that was removed tells nobody */
+
 static struct gp__mutex lock = GP__MUTEX_INIT(GP__RANK_REAPER);
 static pthread_cond_t changed;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -174,9 +176,14 @@ bool gp__reaper_stop(uint64_t timeout_ns)
     uint64_t start = gp__monotonic_ns();
     uint64_t deadline = timeout_ns > UINT64_MAX - start ? UINT64_MAX : start + timeout_ns;
     gp__mutex_lock(&lock);
+    uint64_t now = start;
+    while (started && !ended && (current != NULL || earliest() != NULL) && now < deadline) {
+        uint64_t left = deadline - now;
+        gp__condition_wait(&changed, &lock, left < IDLE_LOOK_NS ? left : IDLE_LOOK_NS);
+        now = gp__monotonic_ns();
+    }
     stopping = true;
     pthread_cond_broadcast(&changed);
-    uint64_t now;
     while (started && !ended && (now = gp__monotonic_ns()) < deadline)
         gp__condition_wait(&changed, &lock, deadline - now);
     bool stopped = !started || ended;

@@ -38,7 +38,9 @@ void gp__reaper_kick(struct gp__reaper_client *client);
  * waits for this call to be done with it. */
 void gp__reaper_hand_over(struct gp__reaper_client *client, bool *flag);
 void gp__reaper_remove(struct gp__reaper_client *client);
-/* Stops the thread and waits for it, at most timeout_ns; true if it ended. For process exit. */
+/* Waits until no client has anything to do, now or at a time it named, then stops the thread and waits for
+ * it; all of it at most timeout_ns, and the thread is told to stop in any case. True if it ended. For
+ * process exit. */
 bool gp__reaper_stop(uint64_t timeout_ns);
 
 #endif

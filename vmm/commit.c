@@ -219,6 +219,8 @@ void gp__commit_let_go(struct gp__growth *growth)
     gp_range *range = growth->range;
     struct gp__retired *list = NULL;
     gp_release_result ignored = {0, 0};
+    if (gp__check_fork(NULL) != GP_OK)
+        return; /* a callback forked: the range is the parent's */
     gp__mutex_lock(&pool->lock);
     for (size_t i = 0; i < growth->part_count && range->segment != NULL; i++) {
         uintptr_t va = start_of(range, &growth->parts[i]);

@@ -216,7 +216,7 @@ gp_status gp__ladder(struct gp__growth *growth, uintptr_t *out, gp_error *error)
     pool->growers++;
     gp__mutex_unlock(&pool->lock);
     status = attempt_all(growth, out, error);
-    if (status != GP_OK && growth->range != NULL && gp__check_fork(NULL) == GP_OK)
+    if (status != GP_OK && growth->range != NULL)
         gp__commit_let_go(growth);
     gp__mutex_lock(&pool->lock);
     pool->growers--;

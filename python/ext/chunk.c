@@ -204,6 +204,8 @@ PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
 static PyObject *chunk_close(struct chunk_object *self, PyObject *unused)
 {
     (void)unused;
+    if (ext_gate_has_ended())
+        Py_RETURN_NONE;
     gp_error error = {0};
     gp_chunk *chunk = gp_chunk_retain(self->chunk);
     PyThreadState *saved = ext_leave_python();

@@ -5,6 +5,8 @@
  */
 #include "chunk.h"
 
+#include <unistd.h>
+
 #include "args.h"
 #include "errors.h"
 #include "gate.h"
@@ -57,8 +59,12 @@ PyObject *ext_chunk_export_fd(struct chunk_object *self, PyObject *unused)
     gp_status status = gp_chunk_export_fd(chunk, &fd, &error);
     gp_chunk_release(chunk);
     ext_reenter_python(saved);
-    if (status == GP_OK)
-        return PyLong_FromLong(fd);
+    if (status == GP_OK) {
+        PyObject *number = PyLong_FromLong(fd);
+        if (number == NULL)
+            (void)close(fd);
+        return number;
+    }
     ext_raise(ext_state((PyObject *)self), status, &error, NULL);
     return NULL;
 }

@@ -57,22 +57,39 @@ static void start(void)
     pthread_key_create(&visitor_key, end_visitor);
 }
 
+static void park(void)
+{
+    for (;;)
+        pause();
+}
+
+static void nap(void)
+{
+    const struct timespec moment = {0, 1000000};
+    nanosleep(&moment, NULL);
+}
+
+/* CPython ends the process when it has no memory for a thread state. So the thread asks for as much
+ * first, and more, and waits until there is some. */
+static void wait_for_memory(void)
+{
+    void *room;
+    while ((room = PyMem_RawMalloc(2 * sizeof(PyThreadState))) == NULL)
+        nap();
+    PyMem_RawFree(room);
+}
+
 /* Without memory for the key's value the thread makes and drops a state each time: slower, not wrong. */
 static void keep_visitor(void)
 {
     if (PyGILState_GetThisThreadState() != NULL)
         return;
+    wait_for_memory();
     PyGILState_STATE gil = PyGILState_Ensure();
     if (pthread_setspecific(visitor_key, PyThreadState_Get()) == 0)
         (void)PyEval_SaveThread();
     else
         PyGILState_Release(gil);
-}
-
-static void park(void)
-{
-    for (;;)
-        pause();
 }
 
 bool ext_gate_enter(void)
@@ -117,16 +134,23 @@ void ext_gate_park_if_ending(void)
     park();
 }
 
+bool ext_gate_has_ended(void)
+{
+    if (!atomic_load(&closed))
+        return false;
+    ext_gate_park_if_ending();
+    return true;
+}
+
 void ext_gate_close(uint64_t timeout_ns)
 {
     if (atomic_exchange(&closed, true))
         return;
-    const struct timespec pause_time = {0, 1000000};
     uint64_t deadline =
         ext_now_ns() + (timeout_ns < EXT_GATE_LONGEST_NS ? timeout_ns : EXT_GATE_LONGEST_NS);
     unsigned own = depth > 0 ? 1U : 0U;
     while (atomic_load(&inside) > own && ext_now_ns() < deadline)
-        nanosleep(&pause_time, NULL);
+        nap();
 }
 
 bool ext_gate_is_closed(void)

@@ -20,6 +20,10 @@ void ext_gate_begin_end(void);
 /* Before telling a thread that something is closed: when that is so because the process ends, any thread
  * but the one that ends it is parked here for good instead of being raised at. Attached. */
 void ext_gate_park_if_ending(void);
+/* For calls that only let go of something, such as those that a __del__ makes at the very end: true once
+ * the gate is closed, when the end of the process takes everything and nothing is left to do. Any thread
+ * but the one that ends the process is parked instead. Attached. */
+bool ext_gate_has_ended(void);
 /* Closes the gate, waits until everybody inside has left, at most timeout_ns and never longer than
  * EXT_GATE_LONGEST_NS. Who waits for the interpreter or runs a short callback is out within
  * milliseconds; who is still inside after a second runs Python code that blocks, and no wait would see

@@ -199,6 +199,8 @@ int ext_memory_close(struct memory_object *self, PyObject *stream_object)
         self->closed = true;
         return 0;
     }
+    if (ext_gate_has_ended())
+        return 0;
     gp_stream *stream = NULL;
     if (ext_pool_stream(self->pool, self->pool->pool, stream_object, EXT_STREAM_LAST_USE, &stream) <
         0)

@@ -80,10 +80,13 @@ static PyObject *shut_down(PyObject *module, PyObject *unused)
     if (ext_gate_is_closed())
         Py_RETURN_NONE;
     ext_gate_begin_end();
-    ext_pool_close_all(ext_now_ns() + 3 * SECOND_NS);
+    uint64_t deadline = ext_now_ns() + 3 * SECOND_NS;
+    ext_pool_close_all(deadline);
     PyThreadState *saved = ext_leave_python();
-    /* The reaper first: once the gate is closed it would be parked in the middle of a delivery. */
-    (void)gp__reaper_stop(2 * SECOND_NS);
+    /* The reaper first: once the gate is closed it would be parked in the middle of a delivery. It closes
+     * the pools that were dropped. */
+    uint64_t now = ext_now_ns();
+    (void)gp__reaper_stop((now < deadline ? deadline - now : 0) + SECOND_NS / 2);
     ext_run_deferred();
     ext_gate_close(EXT_GATE_LONGEST_NS);
     gp_begin_exit();

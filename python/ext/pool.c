@@ -227,7 +227,7 @@ void ext_pool_drop_streams(struct pool_object *self)
 static int close_pool(struct pool_object *self, bool *pinned)
 {
     *pinned = false;
-    if (self->pool == NULL)
+    if (self->pool == NULL || ext_gate_has_ended())
         return 0;
     gp_pool *pool = gp_pool_retain(self->pool);
     struct ext_call call;

@@ -196,7 +196,11 @@ static PyObject *pool_free(struct pool_object *self, PyObject *const *args, Py_s
     uintptr_t address;
     gp_stream *stream = NULL;
     if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
-        ext_address(given[0], "ptr", &address) < 0 || ext_pool_readable(self) == NULL ||
+        ext_address(given[0], "ptr", &address) < 0)
+        return NULL;
+    if (ext_gate_has_ended())
+        Py_RETURN_NONE;
+    if (ext_pool_readable(self) == NULL ||
         ext_pool_stream(self, self->pool, given[1], EXT_STREAM_LAST_USE, &stream) < 0)
         return NULL;
     gp_error error = {0};

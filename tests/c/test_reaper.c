@@ -235,6 +235,17 @@ static void a_removed_client_is_not_called_again(void **state)
     assert_int_equal(atomic_load(&client.calls), calls);
 }
 
+struct patient {
+    struct gp__reaper_client reaper;
+    int calls;
+};
+
+static uint64_t third_time_is_enough(void *context)
+{
+    struct patient *patient = context;
+    return ++patient->calls < 3 ? UINT64_C(10000000) : UINT64_MAX;
+}
+
 /* Last: the reaper does not come back. */
 static void a_stopped_reaper_leaves_work_to_explicit_calls(void **state)
 {
@@ -243,7 +254,10 @@ static void a_stopped_reaper_leaves_work_to_explicit_calls(void **state)
     struct gate gate = {true};
     gp_pool *pool = make_pool(&counter);
     gp_host_stream *host = busy_free_block(pool, &gate);
+    struct patient patient = {.reaper = {.function = third_time_is_enough, .context = &patient}};
+    gp__reaper_kick(&patient.reaper);
     assert_true(gp__reaper_stop(UINT64_C(5000000000)));
+    assert_int_equal(patient.calls, 3); /* what was under way was done first */
     assert_int_equal(gp_pool_trim(pool, 0, GP_TRIM_NO_WAIT, NULL, NULL), GP_OK);
     for (int i = 0; i < 10; i++)
         nap();

@@ -15,6 +15,7 @@ from types import ModuleType
 import growpool
 import pytest
 from consumer_kit import INCLUDE, build, load
+from exit_kit import Copies, Program
 from helpers import MIB, PAGE, Supplier
 
 HEADERS = ("backing.h", "stream.h", "growpool.h")
@@ -264,3 +265,28 @@ def test_a_growpool_without_the_capsule_says_so(
     monkeypatch.delattr(growpool._core, "_C_API")
     with pytest.raises(ImportError, match="offers no C API: install a newer one"):
         extension.import_table(1)
+
+
+def test_a_pool_that_c_code_holds_at_the_end(extension: ModuleType) -> None:
+    """The process ends as quietly as ever, and returns the pool's chunks."""
+    program = Program(
+        f"""
+import importlib.util
+import growpool
+from helpers import Supplier
+spec = importlib.util.spec_from_file_location("extension", {extension.__file__!r})
+extension = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(extension)
+books = Supplier()
+pool = growpool.Pool("host", backing=books)
+extension.allocate(pool, 1000, "thread")
+extension.hold(pool)
+other = growpool.Pool("host", backing=books)
+other.malloc(9)
+extension.allocate(other, 1000, "attached")
+del pool
+"""
+    )
+    copies = Copies([program])
+    copies.check(program)
+    copies.close()

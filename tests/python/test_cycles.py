@@ -6,58 +6,23 @@ Finalisers only queue: free runs on growpool's delivery thread, so the tests wai
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import growpool
 import pytest
+from cycles_kit import Ledger, eager_collector, ledger
 from helpers import PAGE, Supplier, eventually
 
+__all__ = ["eager_collector", "ledger"]  # fixtures
+
 Pool = growpool.Pool
-
-
-@pytest.fixture(autouse=True)
-def eager_collector() -> Iterator[None]:
-    """Collect at almost every allocation."""
-    before = gc.get_threshold()
-    gc.set_threshold(1)
-    yield
-    gc.set_threshold(*before)
-
-
-class Ledger(Supplier):
-    """Also checks that no garbage collection runs free."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.problems: list[str] = []
-        self.collecting = threading.local()
-        gc.callbacks.append(self._note)
-
-    def _note(self, phase: str, info: dict[str, int]) -> None:
-        self.collecting.now = phase == "start"
-
-    def free(self, chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
-        if getattr(self.collecting, "now", False):
-            self.problems.append("free ran inside a garbage collection")
-        super().free(chunk, size, device, stream)
-
-    def done(self) -> None:
-        """Everything came back once, and nothing was odd."""
-        gc.collect()
-        eventually(lambda: self.given and self.taken == self.given)
-        assert self.out == []
-        assert self.problems == []
-        gc.callbacks.remove(self._note)
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
 
 
 def test_a_dropped_pool_gives_its_chunks_back(ledger: Ledger) -> None:
@@ -114,28 +79,146 @@ def test_a_pool_that_is_an_attribute_of_its_backing(ledger: Ledger) -> None:
     eventually(lambda: gc.collect() >= 0 and dead() is None)
 
 
-@pytest.mark.parametrize("buffer_first", [False, True])
-def test_pool_and_buffer_and_callback_in_one_cycle(ledger: Ledger, buffer_first: bool) -> None:
-    class Node:
-        pass
+class Node:
+    """Something to hang references on, with a finaliser of its own."""
+
+    def __init__(self) -> None:
+        self.deleted = 0
+
+    def __del__(self) -> None:
+        self.deleted += 1
+
+
+def make_function(node: Any, pool_first: bool, ledger: Ledger) -> tuple[Any, Any]:
+    def alloc(size: int, device: int, stream: int) -> growpool.Chunk | None:
+        assert node is not None
+        return ledger.alloc(size, device, stream)
+
+    def free(chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
+        check_node(node, ledger)
+        ledger.free(chunk, size, device, stream)
+
+    return alloc, free
+
+
+def make_lambda(node: Any, pool_first: bool, ledger: Ledger) -> tuple[Any, Any]:
+    return (
+        lambda *args: ledger.alloc(*args) if node else None,
+        lambda *args: check_node(node, ledger) or ledger.free(*args),
+    )
+
+
+def make_methods(node: Any, pool_first: bool, ledger: Ledger) -> tuple[Any, Any]:
+    class Supplies:
+        def __init__(self) -> None:
+            self.node = node
+
+        def alloc(self, *args: int) -> growpool.Chunk | None:
+            return ledger.alloc(*args)
+
+        def free(self, *args: Any) -> None:
+            check_node(self.node, ledger)
+            ledger.free(*args)
+
+    supplies = node.supplies = Supplies()
+    return supplies.alloc, supplies.free
+
+
+def make_class_methods(node: Any, pool_first: bool, ledger: Ledger) -> tuple[Any, Any]:
+    methods = make_methods(node, pool_first, ledger)
+    cls = type(methods[0].__self__)
+    cls.node = node
+    cls.shared_alloc, cls.shared_free = classmethod(cls.alloc), classmethod(cls.free)
+    return cls.shared_alloc, cls.shared_free
+
+
+def make_partials(node: Any, pool_first: bool, ledger: Ledger) -> tuple[Any, Any]:
+    def free(node: Any, *args: Any, ledger: Ledger) -> None:
+        check_node(node, ledger)
+        ledger.free(*args)
+
+    def alloc(node: Any, *args: Any) -> growpool.Chunk | None:
+        return ledger.alloc(*args)
+
+    return partial(alloc, node), partial(free, node, ledger=ledger)
+
+
+def make_callables(node: Any, pool_first: bool, ledger: Ledger) -> tuple[Any, Any]:
+    class Callable:
+        def __init__(self, function: Any) -> None:
+            self.function, self.node = function, node
+
+        def __call__(self, *args: Any) -> Any:
+            if self.function == ledger.free:
+                check_node(self.node, ledger)
+            return self.function(*args)
+
+    return Callable(ledger.alloc), Callable(ledger.free)
+
+
+def check_node(node: Any, ledger: Ledger) -> None:
+    if not (isinstance(node.pool, Pool) and hasattr(node, "thing")) or node.me is not node:
+        ledger.problems.append("the node was taken apart")
+
+
+MAKERS = [make_function, make_lambda, make_methods, make_class_methods, make_partials]
+MAKERS.append(make_callables)
+THINGS: dict[str, Callable[[Pool], Any]] = {
+    "nothing else": lambda pool: None,
+    "a buffer": lambda pool: pool.allocate(1000),
+    "an address": lambda pool: pool.malloc(1000),
+    "a growable": lambda pool: resized(pool.growable("1 GiB")),
+    "a range": lambda pool: committed(pool.range("1 GiB")),
+    "a closed view": lambda pool: closed(pool.allocate(1000).view((9,), "uint8")),
+    "another pool": lambda pool: Pool("host", backing=growpool.DeviceBacking()).allocate(9),
+    "a stream that owns memory": lambda pool: pool.allocate(9, stream=growpool.host.Stream()),
+    "the chunks": lambda pool: (pool.malloc(9), gc.get_referents(pool)),
+}
+
+
+def resized(growable: growpool.Growable) -> growpool.Growable:
+    growable.resize(3 * PAGE)
+    return growable
+
+
+def committed(sparse: growpool.Range) -> growpool.Range:
+    sparse.commit(PAGE, 2 * PAGE)
+    return sparse
+
+
+def closed(view: growpool.View) -> growpool.View:
+    view.close()
+    return view
+
+
+@pytest.mark.parametrize(
+    ("make", "thing", "pool_first"),
+    [(make, "a buffer", first) for make in MAKERS for first in (False, True)]
+    + [(make_function, thing, False) for thing in THINGS if thing != "a buffer"],
+)
+def test_pool_and_callback_in_one_cycle_with(
+    ledger: Ledger, make: Any, thing: str, pool_first: bool
+) -> None:
+    """The order of the objects in the collector's list is the order of their making."""
 
     def build() -> list[weakref.ref[Any]]:
         node: Any = Node()
-        if buffer_first:
-            node.first = node
-
-        def alloc(size: int, device: int, stream: int) -> growpool.Chunk | None:
-            assert node is not None
-            return ledger.alloc(size, device, stream)
-
-        def free(chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
-            if not hasattr(node, "buffer"):
-                ledger.problems.append("the node was taken apart")
-            ledger.free(chunk, size, device, stream)
-
-        node.pool = Pool("host", alloc=alloc, free=free)
-        node.buffer = node.pool.allocate(1000)
-        return [weakref.ref(node), weakref.ref(node.buffer), weakref.ref(node.pool)]
+        node.me = node
+        if pool_first:
+            box: list[Any] = []
+            node.pool = Pool(
+                "host",
+                alloc=lambda *args: box[0](*args),
+                free=lambda *args: box[1](*args),
+                chunk_size=PAGE,
+            )
+            box += make(node, pool_first, ledger)
+        else:
+            alloc, free = make(node, pool_first, ledger)
+            node.pool = Pool("host", alloc=alloc, free=free, chunk_size=PAGE)
+        node.thing = THINGS[thing](node.pool)
+        node.pool.malloc(3 * PAGE)
+        return [weakref.ref(node), weakref.ref(node.pool)]
 
     dead = build()
     ledger.done()
@@ -143,9 +226,6 @@ def test_pool_and_buffer_and_callback_in_one_cycle(ledger: Ledger, buffer_first:
 
 
 def test_a_live_export_in_the_cycle(ledger: Ledger) -> None:
-    class Node:
-        pass
-
     def build() -> weakref.ref[Any]:
         node: Any = Node()
         node.me = node
@@ -160,7 +240,15 @@ def test_a_live_export_in_the_cycle(ledger: Ledger) -> None:
     assert dead() is None
 
 
-def test_an_export_that_free_itself_refers_to_keeps_the_pool() -> None:
+EXPORTS: dict[str, Callable[[growpool.Buffer], Any]] = {
+    "memoryview": lambda buffer: memoryview(buffer),
+    "View": lambda buffer: buffer.view((1000,), "uint8"),
+    "DLPack capsule": lambda buffer: buffer.__dlpack__(),
+}
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_an_export_that_free_itself_refers_to_keeps_the_pool(kind: str) -> None:
     """Such a pool stays until the export is released; nothing is unmapped under it meanwhile.
 
     free needs the closure, the closure holds the export, and the export pins the memory.
@@ -168,7 +256,7 @@ def test_an_export_that_free_itself_refers_to_keeps_the_pool() -> None:
     books = Supplier()
     box: dict[str, Any] = {}
 
-    def build() -> None:
+    def build() -> int:
         mine = box
 
         def free(chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
@@ -176,14 +264,16 @@ def test_an_export_that_free_itself_refers_to_keeps_the_pool() -> None:
             books.free(chunk, size, device, stream)
 
         box["pool"] = Pool("host", alloc=books.alloc, free=free)
-        box["view"] = memoryview(box["pool"].allocate(1000))
+        buffer = box["pool"].allocate(1000)
+        box["export"] = EXPORTS[kind](buffer)
         del box["pool"]
+        return buffer.handle
 
-    build()
+    address = build()
     gc.collect()
     assert books.taken == 0
-    box["view"][:] = b"x" * 1000
-    box.pop("view").release()
+    ctypes.memset(address, 1, 1000)
+    del box["export"]
     eventually(lambda: gc.collect() >= 0 and books.out == [])
 
 
@@ -231,56 +321,6 @@ def test_a_buffer_outlives_every_other_reference_to_its_pool(ledger: Ledger) -> 
     memoryview(buffer)[:] = b"x" * 1000
     assert ledger.taken == 0
     del buffer
-    ledger.done()
-
-
-def test_a_resurrected_pool_says_that_it_is_closed(ledger: Ledger) -> None:
-    saved: list[Any] = []
-
-    class Phoenix:
-        def __init__(self, pool: Pool) -> None:
-            self.pool = pool
-            self.me = self
-
-        def __del__(self) -> None:
-            saved.append(self.pool)
-
-    pool = Pool("host", backing=ledger, name="phoenix")
-    buffer = pool.allocate(1000)
-    bird: Any = Phoenix(pool)
-    bird.buffer = buffer
-    del pool, buffer, bird
-    gc.collect()
-    eventually(lambda: saved)
-    (pool,) = saved
-    # Whether the pool's own finaliser ran before it was saved is the collector's choice; either
-    # way it works or says that it is closed, and nothing is lost.
-    if pool.is_closed:
-        with pytest.raises(growpool.PoolStateError):
-            pool.malloc(1)
-    else:
-        pool.free(pool.malloc(1))
-    saved.clear()
-    del pool
-    ledger.done()
-
-
-def test_dropping_a_pool_inside_a_lock_runs_no_callback_there(ledger: Ledger) -> None:
-    """A collection inside `with lock` must not run a free that wants the lock."""
-    lock = threading.Lock()
-
-    def free(chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
-        with lock:
-            ledger.free(chunk, size, device, stream)
-
-    for _ in range(20):
-        box: list[Any] = []
-        box.append(Pool("host", alloc=ledger.alloc, free=free))
-        box.append(box)
-        box[0].malloc(1000)
-        with lock:
-            del box
-            gc.collect()
     ledger.done()
 
 
