@@ -52,4 +52,5 @@
 {"cache_trim", 15, 0},
 {"cache_close", 18, 1},
 {"chunk", 3, 2},
+{"chunk_share", 14, 2},
 {"backing", 9, 2},

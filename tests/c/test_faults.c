@@ -17,7 +17,7 @@
 /* More than any one act of a scenario may need, even where everything fails. */
 #define MOST_CALLS UINT64_C(4000)
 /* How far apart the faults are where there are too many to try. */
-#define STRIDE 29
+#define STRIDE 97
 
 enum mode { ONCE, ONCE_AS_DRIVER_ERROR, FOR_EVER, PAIR, HEAP_ONCE, HEAP_FOR_EVER };
 static const char *const mode_text[] = {
@@ -157,6 +157,18 @@ static void check_leftovers(void)
         CHECK(checker_compare(&run.world, message, sizeof message), "%s", message);
 }
 
+/* The same for chunks that no pool had, when all of them were let go. */
+static void check_leaked_chunks(void)
+{
+    struct gp__sim_ledger ledger = world_ledger(&run.world);
+    uint64_t held = world_cached_bytes(&run.world) / WORLD_PAGE;
+
+    CHECK(run.world.pool != NULL ||
+              ledger.unreleased_count == world_leaked_chunks(&run.world) + held,
+          "%zu chunks are left, %llu are counted as leaked", ledger.unreleased_count,
+          (unsigned long long)world_leaked_chunks(&run.world));
+}
+
 /* Everything fails from the n-th call on, closing included; then the driver recovers. */
 static bool run_for_ever(const struct scenario *scenario, enum mode mode, uint64_t n)
 {
@@ -169,6 +181,7 @@ static bool run_for_ever(const struct scenario *scenario, enum mode mode, uint64
     announce(scenario, mode, n);
     check_leftovers();
     scenario_settle(&run, scenario);
+    check_leaked_chunks();
     if (run.world.pool != NULL) {
         arm(mode, 1);
         status = gp_pool_close(run.world.pool, &error);
@@ -199,6 +212,7 @@ static bool run_pair(const struct scenario *scenario, uint64_t n, bool *beyond)
     announce(scenario, PAIR, n);
     check_leftovers();
     scenario_settle(&run, scenario);
+    check_leaked_chunks();
     if (run.world.pool != NULL) {
         CHECK_OK(gp_pool_close(run.world.pool, &error), &error);
         check_leftovers();
@@ -213,7 +227,7 @@ static bool run_pair(const struct scenario *scenario, uint64_t n, bool *beyond)
 static void sweep_pairs(const struct scenario *scenario)
 {
     bool beyond = false;
-    uint64_t stride = (scenario->shape & SCENARIO_LARGE) != 0 ? 8 * STRIDE : 1;
+    uint64_t stride = (scenario->shape & SCENARIO_LARGE) != 0 ? 4 * STRIDE : 1;
 
     for (uint64_t n = 1; !beyond; n += stride) {
         second_fault = 1;

@@ -27,6 +27,7 @@ struct scenario_run {
     size_t released; /* what the act reported */
     uint64_t countdown; /* for the backing's knobs */
     gp_chunk *chunk[2]; /* of an act without a pool */
+    int fd; /* of chunk[0], when step says so */
     bool capturing; /* stream 0 */
     gp__sim_graph *graph;
     gp_stream *extra[SCENARIO_EXTRA]; /* streams beside the world's */

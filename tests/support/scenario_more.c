@@ -5,6 +5,8 @@
  */
 #include "scenario.h"
 
+#include <unistd.h>
+
 #define MIB  CHECK_MIB
 #define PAGE ((size_t)WORLD_PAGE)
 
@@ -449,6 +451,38 @@ static void settle_chunks(struct scenario_run *run)
     gp_chunk_release(run->chunk[1]);
 }
 
+static gp_status share_step(struct scenario_run *run, gp_error *error)
+{
+    gp_device *device = run->world.device;
+
+    switch (run->step) {
+    case 0:
+        return gp_chunk_create(device, PAGE, GP_LOCATION_DEVICE,
+                               GP_CHUNK_EXPORTABLE | GP_CHUNK_GPU_DIRECT_RDMA, &run->chunk[0],
+                               error);
+    case 1:
+        return gp_chunk_export_fd(run->chunk[0], &run->fd, error);
+    default:
+        return gp_chunk_import_fd(device, run->fd, PAGE, &run->chunk[1], error);
+    }
+}
+
+static gp_status act_share(struct scenario_run *run, gp_error *error)
+{
+    gp_status status = GP_OK;
+
+    while (run->step < 3 && (status = share_step(run, error)) == GP_OK)
+        run->step++;
+    return status;
+}
+
+static void settle_shared(struct scenario_run *run)
+{
+    if (run->step >= 2)
+        CHECK(close(run->fd) == 0, "the descriptor was closed by somebody else");
+    settle_chunks(run);
+}
+
 static gp_status act_backing(struct scenario_run *run, gp_error *error)
 {
     const gp_request request = {PAGE, run->world.device, 0};
@@ -542,6 +576,7 @@ const struct scenario more_scenarios[] = {
     {"cache_trim", {CACHED}, 0, prepare_cached, act_trim_cache, verify_cache_empty, NULL},
     {"cache_close", {CACHED}, SCENARIO_CLOSES, prepare_cached, act_close, verify_closed, NULL},
     {"chunk", {0}, 0, NULL, act_chunk, NULL, settle_chunks},
+    {"chunk_share", {0}, 0, NULL, act_share, NULL, settle_shared},
     {"backing", {CACHED}, 0, NULL, act_backing, NULL, settle_chunks},
 };
 const size_t more_scenario_count = sizeof more_scenarios / sizeof *more_scenarios;
