@@ -145,7 +145,7 @@ class Tree:
         return code == 0
 
     def patch(self, mutant: Mutant, *options: str) -> None:
-        words = ("patch", "-p1", "--no-backup-if-mismatch", *options, "-i", mutant.path)
+        words = ("patch", "-p1", "-F0", "--no-backup-if-mismatch", *options, "-i", mutant.path)
         if self.run(BUILD_SECONDS, *words) != 0:
             raise Problem("it does not apply: make it anew")
 

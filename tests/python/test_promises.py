@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import growpool
@@ -69,27 +70,37 @@ def test_a_dropped_cache_runs_no_callback_inside_a_lock(supplier: Supplier) -> N
         with lock:
             del box
             gc.collect()
+            for _ in range(10):  # whatever the interpreter does between two steps is done here
+                len(supplier.out)
     eventually(lambda: supplier.taken == supplier.given)
 
 
-def test_a_thread_that_comes_late_is_parked() -> None:
-    """It neither raises nor goes on: what it would have said is not said."""
+@pytest.mark.parametrize(
+    "work", ["about.set(); go_on.wait(); pool.malloc(1 << 21)", "cache.alloc(1 << 21, -1)"]
+)
+def test_a_thread_that_comes_late_is_parked(work: str) -> None:
+    """Before a call, or on the way out of a callback: it neither raises nor goes on."""
     output = run_quietly(
-        """
-        import atexit, sys, threading
+        f"""
+        import atexit, threading
         go_on, about = threading.Event(), threading.Event()
         def late():
-            sys.stdout.flush()
             go_on.set()
             end.join(0.5)
-        atexit.register(late)  # runs after growpool's own: it is registered before the import
+        atexit.register(late)  # runs after growpool's own, which is registered later
         import growpool
-        pool = growpool.Pool("host")
-        def work():
+        def wait(size, device, stream):
+            chunk = growpool.Chunk.create(size, device)
             about.set()
             go_on.wait()
+            return chunk
+        pool = growpool.Pool("host")
+        class Backing:
+            alloc = free = staticmethod(wait)
+        cache = growpool.CachingBacking(Backing, keep=0)
+        def work():
             try:
-                pool.malloc(1 << 21)
+                {work}
             finally:
                 print("came back", flush=True)
         end = threading.Thread(target=work, daemon=True)
@@ -98,3 +109,21 @@ def test_a_thread_that_comes_late_is_parked() -> None:
         """
     )
     assert output == ""
+
+
+@pytest.mark.parametrize("kind", ["large", "closed"])
+def test_a_wrong_answer_is_kept_by_nobody(supplier: Supplier, kind: str) -> None:
+    """The chunk goes with the callback's last reference to it."""
+    seen: list[weakref.ref[Chunk]] = []
+
+    def alloc(size: int, device: int, stream: int) -> Chunk:
+        chunk = Chunk.create(size + PAGE if kind == "large" else size, device)
+        if kind == "closed":
+            chunk.close()
+        seen.append(weakref.ref(chunk))
+        return chunk
+
+    with Pool("host", alloc=alloc, free=supplier.free) as pool:
+        with pytest.raises(ValueError, match="stays yours"):
+            pool.malloc(PAGE)
+        assert [chunk() for chunk in seen] == [None]
