@@ -132,7 +132,8 @@ bool checker_compare(const struct world *world, char *message, size_t size)
     struct gp__sim_ledger ledger = world_ledger(world);
     uint64_t leaked = world_leaked_chunks(world);
     size_t unreturned = gp_pool_unreturned(world->pool, NULL, 0);
-    size_t out = stats.physical_bytes;
+    size_t out = stats.physical_bytes, cached = world_cached_bytes(world);
+    size_t cached_chunks = cached == 0 ? 0 : cached / world->options.chunk_size;
 
     if (!gp__pool_check(world->pool, message, size))
         return false;
@@ -141,14 +142,15 @@ bool checker_compare(const struct world *world, char *message, size_t size)
     if (out - stats.unreturned_bytes != ledger.mapped_bytes)
         return differ(message, size, "mapped bytes", out - stats.unreturned_bytes,
                       ledger.mapped_bytes);
-    if (out != world->supplied_bytes)
-        return differ(message, size, "physical bytes", out, world->supplied_bytes);
-    if (leaked == 0 && out != ledger.physical_bytes)
-        return differ(message, size, "physical bytes", out, ledger.physical_bytes);
+    if (out + cached != world->supplied_bytes)
+        return differ(message, size, "physical bytes", out + cached, world->supplied_bytes);
+    if (leaked == 0 && out + cached != ledger.physical_bytes)
+        return differ(message, size, "physical bytes", out + cached, ledger.physical_bytes);
     if (world->supplied_chunks + leaked != ledger.chunk_count)
         return differ(message, size, "chunks", world->supplied_chunks + leaked, ledger.chunk_count);
-    if (stats.abandoned_bytes == 0 && stats.chunk_count + unreturned != world->supplied_chunks)
-        return differ(message, size, "chunk count", stats.chunk_count + unreturned,
+    if (stats.abandoned_bytes == 0 &&
+        stats.chunk_count + unreturned + cached_chunks != world->supplied_chunks)
+        return differ(message, size, "chunk count", stats.chunk_count + unreturned + cached_chunks,
                       world->supplied_chunks);
     if (stats.free_bytes + stats.used_bytes + stats.retiring_bytes + stats.abandoned_bytes !=
         ledger.mapped_bytes)

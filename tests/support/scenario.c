@@ -112,7 +112,7 @@ static gp_status act_large(struct scenario_run *run, gp_error *error)
     return status;
 }
 
-static bool refuse_some(struct world *world, size_t size)
+bool scenario_refuse(struct world *world, size_t size)
 {
     uint64_t *countdown = world->knob;
 
@@ -130,7 +130,7 @@ static void prepare_refusals(struct scenario_run *run)
     give(run, run->block[0], 0);
     run->countdown = 3;
     run->world.knob = &run->countdown;
-    run->world.refuse = refuse_some;
+    run->world.refuse = scenario_refuse;
 }
 
 static gp_status act_refusals(struct scenario_run *run, gp_error *error)
@@ -274,11 +274,6 @@ static void verify_forgotten(struct scenario_run *run)
     gp__sim_stream_destroy(world->sim, world->handle[1]);
 }
 
-static bool refuse_free(struct world *world, size_t size)
-{
-    return refuse_some(world, size);
-}
-
 static void prepare_unreturned(struct scenario_run *run)
 {
     gp_error error;
@@ -287,7 +282,7 @@ static void prepare_unreturned(struct scenario_run *run)
     prepare_scattered(run);
     run->countdown = 2;
     run->world.knob = &run->countdown;
-    run->world.fail_free = refuse_free;
+    run->world.fail_free = scenario_refuse;
     status = gp_pool_trim(run->world.pool, 0, 0, &run->released, &error);
     CHECK(status == GP_OK || status == GP_ERR_CALLBACK, "%s", error.message);
     CHECK(gp_pool_unreturned(run->world.pool, NULL, 0) == 2, "%zu chunks unreturned",
@@ -327,54 +322,71 @@ static void verify_closed(struct scenario_run *run)
 #define PAGES .chunk_size = 2 * MIB
 
 const struct scenario scenarios[] = {
-    {"create", {0}, 0, NULL, act_create, verify_create},
-    {"first_allocation", {0}, 0, open_world, act_small, NULL},
-    {"grow_one_chunk", {PAGES}, 0, prepare_one_page, act_one_mib, NULL},
-    {"grow_many_chunks", {PAGES}, 0, open_world, act_nine_mib, verify_five_chunks},
-    {"small_and_large", {0}, 0, prepare_small_blocks, act_large, NULL},
-    {"refusals", {0}, SCENARIO_SHRINKS, prepare_refusals, act_refusals, NULL},
+    {"create", {0}, 0, NULL, act_create, verify_create, NULL},
+    {"first_allocation", {0}, 0, open_world, act_small, NULL, NULL},
+    {"grow_one_chunk", {PAGES}, 0, prepare_one_page, act_one_mib, NULL, NULL},
+    {"grow_many_chunks", {PAGES}, 0, open_world, act_nine_mib, verify_five_chunks, NULL},
+    {"small_and_large", {0}, 0, prepare_small_blocks, act_large, NULL, NULL},
+    {"refusals", {0}, SCENARIO_SHRINKS, prepare_refusals, act_refusals, NULL, NULL},
     {"cross_stream_reuse",
      {PAGES, .limit = 4 * MIB},
      SCENARIO_SHRINKS,
      prepare_other_streams_memory,
      act_four_mib_elsewhere,
-     verify_waited},
+     verify_waited,
+     NULL},
     {"record_stream",
      {PAGES, .limit = 4 * MIB},
      SCENARIO_SHRINKS,
      prepare_recorded,
      act_record_stream,
-     verify_waited},
+     verify_waited,
+     NULL},
     {"limit_reclaim",
      {PAGES, .limit = 8 * MIB},
      SCENARIO_SHRINKS,
      prepare_scattered,
      act_scattered,
-     verify_at_limit},
+     verify_at_limit,
+     NULL},
     {"lower_limit",
      {PAGES},
      SCENARIO_RETURNS,
      prepare_scattered,
      act_lower_limit,
-     verify_only_used},
-    {"trim_wait", {PAGES}, SCENARIO_RETURNS, prepare_scattered, act_trim, verify_only_used},
+     verify_only_used,
+     NULL},
+    {"trim_wait", {PAGES}, SCENARIO_RETURNS, prepare_scattered, act_trim, verify_only_used, NULL},
     {"trim_no_wait",
      {PAGES},
      SCENARIO_RETURNS,
      prepare_scattered,
      act_trim_no_wait,
-     verify_only_used},
-    {"forget_stream", {PAGES}, 0, prepare_scattered, act_forget, verify_forgotten},
+     verify_only_used,
+     NULL},
+    {"forget_stream", {PAGES}, 0, prepare_scattered, act_forget, verify_forgotten, NULL},
     {"return_unreturned",
      {PAGES},
      SCENARIO_RETURNS,
      prepare_unreturned,
      act_return_unreturned,
-     verify_only_used},
-    {"close_idle", {PAGES}, SCENARIO_CLOSES, prepare_close_idle, act_close, verify_closed},
-    {"close_live", {PAGES}, SCENARIO_CLOSES, prepare_scattered, act_close, verify_closed},
+     verify_only_used,
+     NULL},
+    {"close_idle", {PAGES}, SCENARIO_CLOSES, prepare_close_idle, act_close, verify_closed, NULL},
+    {"close_live", {PAGES}, SCENARIO_CLOSES, prepare_scattered, act_close, verify_closed, NULL},
 };
 const size_t scenario_count = sizeof scenarios / sizeof *scenarios;
+
+const struct scenario *scenario_at(size_t index)
+{
+    if (index < scenario_count)
+        return &scenarios[index];
+    index -= scenario_count;
+    if (index < range_scenario_count)
+        return &range_scenarios[index];
+    index -= range_scenario_count;
+    return index < more_scenario_count ? &more_scenarios[index] : NULL;
+}
 
 void scenario_begin(struct scenario_run *run, const struct scenario *scenario)
 {
@@ -392,7 +404,14 @@ void scenario_verify(struct scenario_run *run, const struct scenario *scenario)
     if (scenario->verify != NULL)
         scenario->verify(run);
     snprintf(where, sizeof where, "after %s", scenario->name);
-    model_check(&run->model, where);
+    if (run->world.pool != NULL)
+        model_check(&run->model, where);
+}
+
+void scenario_settle(struct scenario_run *run, const struct scenario *scenario)
+{
+    if (scenario->settle != NULL)
+        scenario->settle(run);
 }
 
 struct scenario_state scenario_state(const struct scenario_run *run)
@@ -419,7 +438,8 @@ void scenario_check_unchanged(const struct scenario_run *run, const struct scena
                               const struct scenario_state *before)
 {
     struct scenario_state now = scenario_state(run);
-    bool may_shrink = (scenario->shape & (SCENARIO_SHRINKS | SCENARIO_RETURNS)) != 0;
+    bool may_shrink =
+        refusals() > 0 || (scenario->shape & (SCENARIO_SHRINKS | SCENARIO_RETURNS)) != 0;
     char message[400];
 
     if (run->world.pool == NULL || !before->open)

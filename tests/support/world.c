@@ -93,16 +93,29 @@ void world_begin(struct world *world, const struct world_options *options)
     world->device = gp__sim_device(world->sim);
     CHECK_OK(gp_backing_device(GP_LOCATION_DEVICE, &world->inner, &world->error), &world->error);
     CHECK_OK(gp_backing_create(&knob_ops, world, &world->backing, &world->error), &world->error);
+    if (world->options.cache_bytes != 0)
+        CHECK_OK(gp_backing_caching(world->backing, world->options.cache_bytes, &world->cache,
+                                    &world->error),
+                 &world->error);
+    if (world->options.with_peer) {
+        sim_options.ordinal = 1;
+        world->peer_sim = gp__sim_create(&sim_options);
+        CHECK(world->peer_sim != NULL, "no simulator for the peer");
+        gp__sim_on_violation(world->peer_sim, end_on_violation, world);
+    }
     for (int s = 0; s < WORLD_STREAMS; s++)
         world->handle[s] = gp__sim_stream_create(world->sim, 0);
 }
 
 gp_status world_try_open(struct world *world, gp_error *error)
 {
+    gp_device *peer = world->peer_sim != NULL ? gp__sim_device(world->peer_sim) : NULL;
     gp_pool_options options = {
         .name = "test",
         .device = world->device,
-        .backing = world->backing,
+        .backing = world->cache != NULL ? world->cache : world->backing,
+        .peers = &peer,
+        .peer_count = peer != NULL ? 1 : 0,
         .limit = world->options.limit == 0 ? GP_NO_LIMIT : world->options.limit,
         .chunk_size = world->options.chunk_size,
         .address_space = world->options.address_space,
@@ -138,10 +151,18 @@ void world_close(struct world *world)
 static void end(struct world *world)
 {
     world_close(world);
+    gp_backing_release(world->cache);
     gp_backing_release(world->backing);
     gp_backing_release(world->inner);
     CHECK(gp__memory_live() == world->live_before, "%lld allocations of growpool's are left",
           (long long)(gp__memory_live() - world->live_before));
+}
+
+static void destroy_sims(struct world *world)
+{
+    gp__sim_destroy(world->sim);
+    if (world->peer_sim != NULL)
+        gp__sim_destroy(world->peer_sim);
 }
 
 void world_end(struct world *world)
@@ -156,13 +177,13 @@ void world_end(struct world *world)
           ledger.reservation_count, ledger.chunk_count, ledger.mapping_count, ledger.event_count,
           ledger.entered);
     CHECK(world->supplied_chunks == 0, "%zu chunks never came back", world->supplied_chunks);
-    gp__sim_destroy(world->sim);
+    destroy_sims(world);
 }
 
 void world_abandon(struct world *world)
 {
     end(world);
-    gp__sim_destroy(world->sim);
+    destroy_sims(world);
 }
 
 uint64_t world_leaked_chunks(const struct world *world)
@@ -204,4 +225,9 @@ struct gp__sim_ledger world_ledger(const struct world *world)
 
     gp__sim_get_ledger(world->sim, &ledger);
     return ledger;
+}
+
+size_t world_cached_bytes(const struct world *world)
+{
+    return world->cache == NULL ? 0 : gp_backing_cached_bytes(world->cache);
 }

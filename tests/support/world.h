@@ -21,6 +21,8 @@ struct world_options {
     size_t largest_reserve; /* 0: no bound */
     size_t device_addresses; /* that the device has in all; 0: 1 TiB */
     bool with_reaper;
+    bool with_peer; /* a second device has access to everything */
+    size_t cache_bytes; /* not 0: the pool asks a cache of so many bytes, and that the backing */
     int (*interrupted)(void *context);
     void *interrupted_context;
 };
@@ -31,6 +33,8 @@ struct world {
     gp_device *device;
     gp_backing *inner; /* the device itself */
     gp_backing *backing; /* wraps it; what the pool asks */
+    gp_backing *cache; /* NULL, or wraps that, and is what the pool asks */
+    gp__sim *peer_sim; /* NULL: no peer */
     gp_pool *pool;
     uintptr_t handle[WORLD_STREAMS];
     gp_stream *stream[WORLD_STREAMS];
@@ -48,7 +52,7 @@ struct world {
 
     uint64_t alloc_calls, refusals, free_calls;
     uintptr_t last_free_stream;
-    size_t supplied_bytes, supplied_chunks; /* accepted by the pool and not taken back */
+    size_t supplied_bytes, supplied_chunks; /* that the backing gave and did not take back */
 
     int64_t live_before; /* growpool's own allocations when the world began */
     uint64_t failed_releases_before;
@@ -75,5 +79,7 @@ void world_free(struct world *world, uintptr_t va, int s);
 void world_launch(struct world *world, int s, uintptr_t va, size_t bytes);
 gp_pool_stats world_stats(const struct world *world);
 struct gp__sim_ledger world_ledger(const struct world *world);
+/* Bytes that the cache keeps; 0 without one. */
+size_t world_cached_bytes(const struct world *world);
 
 #endif
