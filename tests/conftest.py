@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def pytest_configure() -> None:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return emergency.is_not_for(collection_path.name)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what pytest has made by now to itself: tests collect garbage thousands of times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
