@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 from helpers import run_quietly
@@ -348,3 +349,46 @@ def test_no_mix_of_moods_hangs(device: str, seed: int) -> None:
     )
     moods = set(re.findall(r"(?:alloc|free): (\w+)", output))
     assert len(moods) > 10, output
+
+
+# ---- the mix of tests/gpu/test_sixteen_threads.py on the simulated device ------------------------
+
+SIXTEEN = """
+import sys, threading
+sys.path.insert(0, {folder!r})
+from gpu_kit import Supplier
+from sixteen_threads import LIMIT, run_threads
+import growpool
+sim = growpool._core._sim
+class Counter:
+    expected = 0
+class Gpu:
+    def fill(self, stream, address, size, seed): sim.launch(1, stream, address, size)
+    def verify(self, stream, address, size, seed, counter):
+        sim.launch(1, stream, address, size); counter.expected += size // 4
+    def delay(self, stream, cycles): pass
+    def wait_for(self, waiter, other): sim.complete_all(1)
+over = threading.Event()
+def complete():
+    while not over.wait(0.005): sim.complete_all(1)
+threading.Thread(target=complete).start()
+streams = [[sim.stream_create(1, False) for _ in range(2)] for _ in range(16)]
+counters = [Counter() for _ in streams]
+books = Supplier()
+with growpool.Pool("sim:1", alloc=books.alloc, free=books.free, limit=LIMIT) as pool:
+    counts = run_threads(Gpu(), pool, streams, counters, {seconds})
+    over.set()
+    assert pool.stats.used_bytes == 0
+    pool.trim()
+    assert pool.stats.physical_bytes == 0
+assert books.made == books.freed > 0 and books.made_bytes == books.freed_bytes
+assert sum(counter.expected for counter in counters) * 4 == counts["verified_bytes"]
+assert counts["allocations"] == counts["frees"] and min(
+    counts[name] for name in counts if name != "refusals") > 0, counts
+"""
+
+
+def test_the_mix_of_sixteen_threads_is_legal() -> None:
+    """The simulated device ends the process at work on memory that went, or an unmap under work."""
+    folder = Path(__file__).resolve().parents[1] / "gpu"
+    run_quietly(SIXTEEN.format(folder=str(folder), seconds=10 if LONG else 1), timeout=60)
