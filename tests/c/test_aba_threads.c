@@ -329,7 +329,7 @@ static void swap_in(enum kind kind)
     for (int i = 0; i < 2; i++)
         pools[i] = open_pool(4 * MIB);
     for (int i = 0; i < WORKERS; i++) {
-        int rounds = (int)check_environment("GP_TEST_OPS", 20000) / 10;
+        int rounds = (int)check_environment("GP_TEST_OPS", 20000) / 20;
         workers[i] = (struct worker){pools[i % 2], world.handle[i], rounds, 0};
         assert_int_equal(pthread_create(&threads[i], NULL, swap_chunks, &workers[i]), 0);
     }

@@ -345,7 +345,7 @@ SEEDS = range(1, 13) if LONG else range(1, 3)
 def test_no_mix_of_moods_hangs(device: str, seed: int) -> None:
     """The first line of the output is what starts the same hunt again."""
     output = run_quietly(
-        f"import hunt; hunt.run({device!r}, seed={seed}, seconds={5 if LONG else 1.5})", timeout=90
+        f"import hunt; hunt.run({device!r}, seed={seed}, seconds={5 if LONG else 1.2})", timeout=90
     )
     moods = set(re.findall(r"(?:alloc|free): (\w+)", output))
     assert len(moods) > 10, output
