@@ -317,7 +317,46 @@ run(2, work)
 pool.set_limit(None)
 pool.malloc(PAGE)
 """
+# free hands its chunk on, and another thread's pool has it before free is back.
+HANDED_ON = """
+shelf, offered, taken = [], threading.Event(), threading.Event()
+def alloc(size, device, stream):
+    return shelf.pop() if shelf else growpool.Chunk.create(size, device)
+def free(chunk, *args):
+    shelf.append(chunk)
+    if threading.current_thread().name == "A":
+        threading.current_thread().name = "done"
+        offered.set()
+        assert taken.wait(20)
+        {ending}
+giver = growpool.Pool("host", alloc=alloc, free=free, chunk_size=PAGE)
+pool = {taker}
+def work(number):
+    if number == 0:
+        threading.current_thread().name = "A"
+        giver.allocate(PAGE).close()
+        with contextlib.suppress(growpool.ReleaseWarning): giver.trim()
+    else:
+        assert offered.wait(20)
+        chunk = shelf[0]
+        pool.malloc(PAGE)
+        assert chunk.is_in_use and shelf == []
+        taken.set()
+run(2, work)
+assert giver.unreturned == pool.unreturned == []
+assert pool.stats.physical_bytes == PAGE and pool.stats.chunk_count == 1
+if giver is not pool: assert giver.stats.physical_bytes == 0
+giver.close(); pool.close()
+assert len(shelf) == 1 and not shelf[0].is_in_use
+"""
+SAME = "giver"
+ANOTHER = 'growpool.Pool("host", alloc=alloc, free=free, chunk_size=PAGE)'
 SCENARIOS |= AT_ONCE
+SCENARIOS |= {
+    f"a chunk in {where} before its free {how}": HANDED_ON.format(taker=taker, ending=ending)
+    for where, taker in (("its pool again", SAME), ("another pool", ANOTHER))
+    for how, ending in (("returned", "return"), ("raised", "raise OSError('late')"))
+}
 SCENARIOS |= {
     f"alloc waits for another thread's {name}": ALLOC_WAITS.format(theirs=theirs)
     for name, theirs in B_WHILE_A_IS_IN_ALLOC.items()
