@@ -28,8 +28,8 @@ static struct {
     gp_chunk *chunks[KEPT]; /* SAME_CHUNK */
     gp__memory handles[KEPT]; /* SAME_HANDLE */
     size_t kept;
-    bool waits; /* free returns only when another thread has what it gave */
-    bool fails; /* and then reports that it did not take it */
+    bool waits; /* the next free returns only when another thread has what it gave */
+    unsigned fails; /* so many frees report that they did not take it */
     uint64_t supplied, taken; /* atomic */
 } shelf;
 
@@ -105,25 +105,25 @@ static gp_status shelf_free(void *context, gp_chunk *chunk, const gp_request *re
     (void)context;
     (void)request;
     pthread_mutex_lock(&shelf.lock);
+    bool waits = shelf.waits, fails = shelf.fails > 0;
+    shelf.waits = false;
+    shelf.fails -= fails;
     CHECK(shelf.kept < KEPT, "the shelf is full");
     shelf.handles[shelf.kept] = gp_chunk_handle(chunk);
     shelf.chunks[shelf.kept] = shelf.kind == SAME_CHUNK ? chunk : NULL;
-    if (shelf.kind == SAME_CHUNK && shelf.fails)
+    if (shelf.kind == SAME_CHUNK && fails)
         gp_chunk_retain(chunk); /* the caller keeps its own reference when free fails */
     shelf.kept++;
     pthread_mutex_unlock(&shelf.lock);
     __atomic_add_fetch(&shelf.taken, 1, __ATOMIC_RELAXED);
-    if (shelf.waits) {
+    if (waits) {
         atomic_store(&offered, true);
         await(&received);
-        shelf.waits = false;
     } else {
         sched_yield();
     }
-    if (shelf.fails) {
-        shelf.fails = false;
+    if (fails)
         return gp_error_set(error, GP_ERR_CALLBACK, "the shelf has it, and says it has not");
-    }
     if (shelf.kind == SAME_HANDLE)
         gp_chunk_release(chunk); /* an object of its own; the handle lives on */
     return GP_OK;
@@ -209,6 +209,7 @@ struct receiver {
     gp_pool *pool;
     uintptr_t va;
     gp_status status;
+    bool gives_back; /* at once: its free fails too */
 };
 
 static void *receive(void *context)
@@ -217,6 +218,10 @@ static void *receive(void *context)
 
     await(&offered);
     receiver->status = allocate(receiver->pool, world.handle[1], &receiver->va);
+    if (receiver->status == GP_OK && receiver->gives_back) {
+        receiver->status = gp_pool_free(receiver->pool, receiver->va, NULL, 0, NULL);
+        (void)gp_pool_trim(receiver->pool, 0, 0, NULL, NULL);
+    }
     atomic_store(&received, true);
     return NULL;
 }
@@ -230,7 +235,7 @@ static void hand_on(enum kind kind, bool to_same_pool, bool fails)
     begin(kind);
     gp_pool *giver = open_pool(GP_NO_LIMIT);
     gp_pool *taker = to_same_pool ? gp_pool_retain(giver) : open_pool(GP_NO_LIMIT);
-    struct receiver receiver = {taker, 0, GP_ERR_STATE};
+    struct receiver receiver = {taker, 0, GP_ERR_STATE, false};
     CHECK_OK(allocate(giver, world.handle[0], &va), NULL);
     CHECK_OK(gp_pool_free(giver, va, NULL, 0, NULL), NULL);
     shelf.waits = true;
@@ -289,6 +294,36 @@ static void a_free_that_failed_does_not_take_the_chunk_from_its_next_user(void *
     hand_on(SAME_CHUNK, false, true);
 }
 
+/* Both say that they did not take the chunk. It is unreturned in the pool that had it last, and only there. */
+static void of_two_frees_that_fail_the_later_pool_keeps_the_chunk(void **state)
+{
+    pthread_t thread;
+    uintptr_t va = 0;
+    gp_pool_stats stats;
+    size_t returned = 0;
+
+    (void)state;
+    begin(SAME_CHUNK);
+    gp_pool *giver = open_pool(GP_NO_LIMIT), *taker = open_pool(GP_NO_LIMIT);
+    struct receiver receiver = {taker, 0, GP_ERR_STATE, true};
+    CHECK_OK(allocate(giver, world.handle[0], &va), NULL);
+    CHECK_OK(gp_pool_free(giver, va, NULL, 0, NULL), NULL);
+    shelf.waits = true;
+    shelf.fails = 2;
+    assert_int_equal(pthread_create(&thread, NULL, receive, &receiver), 0);
+    CHECK_OK(gp_pool_trim(giver, 0, 0, NULL, &world.error), &world.error);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    CHECK_OK(receiver.status, NULL);
+    check_pool(giver, 0, 0);
+    gp_pool_get_stats(taker, &stats);
+    assert_int_equal(stats.unreturned_bytes, 2 * MIB);
+    CHECK_OK(gp_pool_return_unreturned(taker, &returned, NULL), NULL);
+    assert_int_equal(returned, 2 * MIB);
+    close_pool(giver);
+    close_pool(taker);
+    end();
+}
+
 /* ---- many threads, few handles ---- */
 
 struct worker {
@@ -329,7 +364,7 @@ static void swap_in(enum kind kind)
     for (int i = 0; i < 2; i++)
         pools[i] = open_pool(4 * MIB);
     for (int i = 0; i < WORKERS; i++) {
-        int rounds = (int)check_environment("GP_TEST_OPS", 20000) / 10;
+        int rounds = (int)check_environment("GP_TEST_OPS", 20000) / 20;
         workers[i] = (struct worker){pools[i % 2], world.handle[i], rounds, 0};
         assert_int_equal(pthread_create(&threads[i], NULL, swap_chunks, &workers[i]), 0);
     }
@@ -364,6 +399,7 @@ int main(void)
         cmocka_unit_test(a_handle_comes_back_at_its_address_before_its_free_returned),
         cmocka_unit_test(a_handle_comes_to_another_pool_before_its_free_returned),
         cmocka_unit_test(a_free_that_failed_does_not_take_the_chunk_from_its_next_user),
+        cmocka_unit_test(of_two_frees_that_fail_the_later_pool_keeps_the_chunk),
         cmocka_unit_test(threads_swap_chunks_through_a_backing),
         cmocka_unit_test(threads_swap_handles_through_a_backing),
     };

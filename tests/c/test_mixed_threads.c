@@ -387,22 +387,26 @@ static void everything_at_once(void **state)
     struct worker workers[WORKERS + 2] = {{0}};
     pthread_t threads[WORKERS + 2];
     int64_t live = gp__memory_live();
+    unsigned seed = (unsigned)check_environment("GP_TEST_SEED", 1000);
+    char line[64];
     (void)state;
+    snprintf(line, sizeof line, "GP_TEST_SEED=%u test_mixed_threads", seed);
+    check_context(line);
     begin();
     for (unsigned i = 0; i < WORKERS + 2; i++) {
         void *(*run)(void *) = i < WORKERS ? work : i == WORKERS ? trim_always : close_always;
-        workers[i].seed = 1000 + i;
+        workers[i].seed = seed + i;
         workers[i].handle = gp__sim_stream_create(field.sim, 0);
         assert_int_equal(pthread_create(&threads[i], NULL, run, &workers[i]), 0);
     }
     for (unsigned i = 0; i < WORKERS + 2; i++)
         pthread_join(threads[i], NULL);
     for (unsigned i = 0; i < WORKERS + 2; i++)
-        CHECK(workers[i].failure[0] == '\0', "thread %u, seed %u: %s", i, 1000 + i,
-              workers[i].failure);
+        CHECK(workers[i].failure[0] == '\0', "thread %u: %s", i, workers[i].failure);
     CHECK(field.pools_closed > 1 && field.captures > 0 && field.commits > 0 && field.frees > 0,
           "a part never ran");
     end(live);
+    check_context(NULL);
 }
 
 int main(void)

@@ -31,7 +31,10 @@ struct foreign {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     gp_pool *pool;
-    char command; /* 'a' allocate, 'f' free, 't' trim, 'r' release its pool, 'q' end; 0: none */
+    gp_range *range;
+    char
+        command; /* 'a' allocate, 'f' free, 'c' commit every other page of a new range, 'd' drop it,
+                     't' trim, 'r' release its pool, 'q' end; 0: none */
     size_t number; /* bytes or address */
     uintptr_t address; /* result of 'a' */
     gp_status status;
@@ -51,6 +54,22 @@ static gp_status allocate(gp_pool *pool, size_t bytes, uintptr_t *address, gp_er
     return status;
 }
 
+/* Every other page of a new range, `count` of them. */
+static gp_status commit(struct foreign *self, size_t count)
+{
+    gp_stream *stream = NULL;
+    gp_status status = gp->pool_stream(self->pool, 0, &stream, &self->error);
+    if (status == GP_OK)
+        status = gp->range_create(self->pool, (size_t)1 << 30, stream, &self->range, &self->error);
+    gp->stream_release(stream);
+    for (size_t i = 0; i < count && status == GP_OK; i++) {
+        size_t page = gp->range_granularity(self->range);
+        gp_interval part = {2 * i * page, page};
+        status = gp->range_commit(self->range, &part, 1, NULL, NULL, &self->error);
+    }
+    return status;
+}
+
 static gp_status obey(struct foreign *self, char command)
 {
     switch (command) {
@@ -58,6 +77,12 @@ static gp_status obey(struct foreign *self, char command)
         return allocate(self->pool, self->number, &self->address, &self->error);
     case 'f':
         return gp->pool_free(self->pool, (uintptr_t)self->number, NULL, 0, &self->error);
+    case 'c':
+        return commit(self, self->number);
+    case 'd':
+        gp->range_release(self->range);
+        self->range = NULL;
+        return GP_OK;
     case 't':
         return gp->pool_trim(self->pool, 0, 0, NULL, &self->error);
     default:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 from helpers import run_quietly
@@ -316,7 +317,46 @@ run(2, work)
 pool.set_limit(None)
 pool.malloc(PAGE)
 """
+# free hands its chunk on, and another thread's pool has it before free is back.
+HANDED_ON = """
+shelf, offered, taken = [], threading.Event(), threading.Event()
+def alloc(size, device, stream):
+    return shelf.pop() if shelf else growpool.Chunk.create(size, device)
+def free(chunk, *args):
+    shelf.append(chunk)
+    if threading.current_thread().name == "A":
+        threading.current_thread().name = "done"
+        offered.set()
+        assert taken.wait(20)
+        {ending}
+giver = growpool.Pool("host", alloc=alloc, free=free, chunk_size=PAGE)
+pool = {taker}
+def work(number):
+    if number == 0:
+        threading.current_thread().name = "A"
+        giver.allocate(PAGE).close()
+        with contextlib.suppress(growpool.ReleaseWarning): giver.trim()
+    else:
+        assert offered.wait(20)
+        chunk = shelf[0]
+        pool.malloc(PAGE)
+        assert chunk.is_in_use and shelf == []
+        taken.set()
+run(2, work)
+assert giver.unreturned == pool.unreturned == []
+assert pool.stats.physical_bytes == PAGE and pool.stats.chunk_count == 1
+if giver is not pool: assert giver.stats.physical_bytes == 0
+giver.close(); pool.close()
+assert len(shelf) == 1 and not shelf[0].is_in_use
+"""
+SAME = "giver"
+ANOTHER = 'growpool.Pool("host", alloc=alloc, free=free, chunk_size=PAGE)'
 SCENARIOS |= AT_ONCE
+SCENARIOS |= {
+    f"a chunk in {where} before its free {how}": HANDED_ON.format(taker=taker, ending=ending)
+    for where, taker in (("its pool again", SAME), ("another pool", ANOTHER))
+    for how, ending in (("returned", "return"), ("raised", "raise OSError('late')"))
+}
 SCENARIOS |= {
     f"alloc waits for another thread's {name}": ALLOC_WAITS.format(theirs=theirs)
     for name, theirs in B_WHILE_A_IS_IN_ALLOC.items()
@@ -344,7 +384,50 @@ SEEDS = range(1, 13) if LONG else range(1, 3)
 def test_no_mix_of_moods_hangs(device: str, seed: int) -> None:
     """The first line of the output is what starts the same hunt again."""
     output = run_quietly(
-        f"import hunt; hunt.run({device!r}, seed={seed}, seconds={5 if LONG else 1.5})", timeout=90
+        f"import hunt; hunt.run({device!r}, seed={seed}, seconds={5 if LONG else 1.2})", timeout=90
     )
     moods = set(re.findall(r"(?:alloc|free): (\w+)", output))
     assert len(moods) > 10, output
+
+
+# ---- the mix of tests/gpu/test_sixteen_threads.py on the simulated device ------------------------
+
+SIXTEEN = """
+import sys, threading
+sys.path.insert(0, {folder!r})
+from gpu_kit import Supplier
+from sixteen_threads import LIMIT, run_threads
+import growpool
+sim = growpool._core._sim
+class Counter:
+    expected = 0
+class Gpu:
+    def fill(self, stream, address, size, seed): sim.launch(1, stream, address, size)
+    def verify(self, stream, address, size, seed, counter):
+        sim.launch(1, stream, address, size); counter.expected += size // 4
+    def delay(self, stream, cycles): pass
+    def wait_for(self, waiter, other): sim.complete_all(1)
+over = threading.Event()
+def complete():
+    while not over.wait(0.005): sim.complete_all(1)
+threading.Thread(target=complete).start()
+streams = [[sim.stream_create(1, False) for _ in range(2)] for _ in range(16)]
+counters = [Counter() for _ in streams]
+books = Supplier()
+with growpool.Pool("sim:1", alloc=books.alloc, free=books.free, limit=LIMIT) as pool:
+    counts = run_threads(Gpu(), pool, streams, counters, {seconds})
+    over.set()
+    assert pool.stats.used_bytes == 0
+    pool.trim()
+    assert pool.stats.physical_bytes == 0
+assert books.made == books.freed > 0 and books.made_bytes == books.freed_bytes
+assert sum(counter.expected for counter in counters) * 4 == counts["verified_bytes"]
+assert counts["allocations"] == counts["frees"] and min(
+    counts[name] for name in counts if name != "refusals") > 0, counts
+"""
+
+
+def test_the_mix_of_sixteen_threads_is_legal() -> None:
+    """The simulated device ends the process at work on memory that went, or an unmap under work."""
+    folder = Path(__file__).resolve().parents[1] / "gpu"
+    run_quietly(SIXTEEN.format(folder=str(folder), seconds=10 if LONG else 1), timeout=60)
