@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One option for the whole tree: which devices the contract suite (tests/contract) runs over."""
+"""For the whole tree: over which devices the contract suite (tests/contract) runs, and garbage."""
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 
@@ -18,3 +20,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "contract_device" in metafunc.fixturenames:
         devices = metafunc.config.getoption("--contract-devices").split(",")
         metafunc.parametrize("contract_device", devices)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the thousands of tests themselves out of every garbage collection that a test makes."""
+    gc.collect()
+    gc.freeze()
