@@ -98,6 +98,7 @@
  * it has found that (milliseconds after the last pin), with the next gp_pool_trim() that waits,
  * gp_pool_drain() or gp_pool_close() of any pool of that device, unless a stream that a
  * pool knows captures just then: those callers answer for captures, a background thread cannot.
+ * GP_ERR_INTERRUPTED may end that part of their work as well, once their own pool is done.
  *
  * OWNERSHIP
  *   thing        holds                            undone by               depends on
@@ -357,8 +358,9 @@ enum {
 /* Gives idle chunks back, oldest first, as long as at least min_bytes_to_keep bytes stay mapped. *released
  * (may be NULL): bytes given back, or with GP_TRIM_NO_WAIT bytes set retiring. When it waits it returns
  * after every retiring chunk and delivery of the pool is done. GP_ERR_CAPTURE: nothing changed.
- * GP_ERR_INTERRUPTED: what was retiring stays so, and goes later. An error of the backing's free comes
- * after everything else was given back; the chunk is in gp_pool_unreturned(). GP_ERR_REENTRANT. */
+ * GP_ERR_INTERRUPTED: what was retiring stays so, and goes later. A chunk that the backing's free did not
+ * take is in gp_pool_unreturned(), and counted in callback_errors: the rest was given back all the same,
+ * and the status is GP_OK. GP_ERR_REENTRANT. */
 GP_API gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags,
                               size_t *released, gp_error *error);
 /* Waits until no chunk of the pool is retiring or being returned. Errors as of a trim that waits. */

@@ -207,19 +207,35 @@ static const char *whereabouts(const struct ext_adapter *adapter, const gp_chunk
     return "the chunk is in unreturned: mend free, then call return_unreturned()";
 }
 
-static gp_status free_raised(struct ext_adapter *adapter, const gp_chunk *chunk,
-                             const gp_request *request, gp_error *error)
+/* The text of the ReleaseWarning: a new reference, whatever the exception's __repr__ does. */
+static PyObject *release_message(const struct ext_adapter *adapter, const gp_chunk *chunk,
+                                 const gp_request *request, PyObject *exception)
 {
     char size[32];
-    PyObject *exception = py_take_exception();
-    PyObject *message =
-        PyUnicode_FromFormat("the free of %s raised %R for chunk %llu of %s; %s", adapter->name,
-                             exception, (unsigned long long)gp_chunk_id(chunk),
-                             ext_size_text(request->size, size), whereabouts(adapter, chunk));
+    PyObject *name = PyObject_Repr(exception);
+    if (name == NULL) {
+        PyErr_Clear();
+        name = PyUnicode_FromString(Py_TYPE(exception)->tp_name);
+    }
+    PyObject *message = NULL;
+    if (name != NULL)
+        message =
+            PyUnicode_FromFormat("the free of %s raised %U for chunk %llu of %s; %s", adapter->name,
+                                 name, (unsigned long long)gp_chunk_id(chunk),
+                                 ext_size_text(request->size, size), whereabouts(adapter, chunk));
+    Py_XDECREF(name);
     if (message == NULL) {
         PyErr_Clear();
         message = Py_NewRef(adapter->state->name_free);
     }
+    return message;
+}
+
+static gp_status free_raised(struct ext_adapter *adapter, const gp_chunk *chunk,
+                             const gp_request *request, gp_error *error)
+{
+    PyObject *exception = py_take_exception();
+    PyObject *message = release_message(adapter, chunk, request, exception);
     py_raise_exception(exception);
     ext_call_keep_release_error(adapter->state, adapter->free, message);
     Py_DECREF(message);

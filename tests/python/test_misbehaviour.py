@@ -14,7 +14,6 @@ from typing import Any
 
 import growpool
 import pytest
-from conftest import Sim
 from helpers import PAGE, eventually
 from misbehaviour_kit import (
     CHUNK,
@@ -208,7 +207,7 @@ def test_a_closed_chunk(world: World, grow: str, good: int) -> None:
 @DEVICES
 @GROWING
 @GOOD
-def test_a_chunk_of_another_device(world: World, grow: str, good: int, one_sim: Sim) -> None:
+def test_a_chunk_of_another_device(world: World, grow: str, good: int, one_sim: Any) -> None:
     there = "host" if world.device != "host" else one_sim.device
     mine = Chunk.create(CHUNK, there)
     before = sys.getrefcount(mine)
@@ -422,6 +421,45 @@ def test_a_callback_that_drops_the_pool(world: World, grow: str, ending: str) ->
         GROW[grow](world)
     world.check_goes()
     assert world.books.free_calls >= world.books.alloc_calls - world.refused
+
+
+# ---- captures ---------------------------------------------------------------------------------
+
+
+CAPTURED: dict[str, tuple[Callable[..., Any], type[BaseException]]] = {
+    "None": (lambda size, device: None, growpool.OutOfMemoryError),
+    "str": (lambda size, device: "chunk", TypeError),
+    "too large": (lambda size, device: Chunk.create(2 * size, device), ValueError),
+    "KeyboardInterrupt": (raises(KeyboardInterrupt()), KeyboardInterrupt),
+}
+
+
+@pytest.mark.parametrize("device", ["sim"])
+@pytest.mark.parametrize("grow", ["malloc", "resize", "commit"])
+@pytest.mark.parametrize("kind", CAPTURED)
+def test_a_growth_that_fails_inside_a_capture(world: World, grow: str, kind: str) -> None:
+    """The capture goes on, and the pool is as it was."""
+    function, error = CAPTURED[kind]
+    stream = world.sim.stream()
+    calls: dict[str, Callable[[], Any]] = {
+        "malloc": lambda: world.pool.malloc(GROWTH * CHUNK, stream),
+        "resize": lambda: world.growable.resize((1 + GROWTH) * CHUNK, stream),
+        "commit": lambda: world.sparse.commit(CHUNK, GROWTH * CHUNK, stream),
+    }
+    world.sim.capture_begin(stream, 0)
+    before = world.state()
+    answer(world, 2, function)
+    with pytest.raises(error) as caught:
+        calls[grow]()
+    assert type(caught.value) is error
+    caught.value.__traceback__ = None
+    world.check()
+    assert world.state() == before
+    world.books.behave()
+    calls[grow]()
+    world.check()
+    assert world.sim.capture_end(stream)
+    world.check_works()
 
 
 # ---- what never asks --------------------------------------------------------------------------

@@ -4,66 +4,19 @@ and the same call goes on afterwards."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import growpool
 import pytest
 from helpers import PAGE, Supplier, eventually
+from signals_kit import Busy, Striker
 
 Pool = growpool.Pool
-
-
-class Striker:
-    """Sends the main thread a signal from inside the next call that detaches from the interpreter.
-
-    With a switch interval that never ends, the thread that sends it gets the GIL only when the main
-    thread lets go of it: once the call is under way, and no sooner.
-    """
-
-    def __init__(self) -> None:
-        self.raised: list[BaseException] = []
-        self.before_raising: Callable[[], Any] = lambda: None
-        self._threads: list[threading.Thread] = []
-
-    def handler(self, number: int, frame: FrameType | None) -> None:
-        self.before_raising()
-        self.raised.append(KeyboardInterrupt("struck"))
-        raise self.raised[-1]
-
-    def __call__(self) -> None:
-        ready, go = threading.Event(), threading.Event()
-        main = threading.get_ident()
-
-        def strike() -> None:
-            ready.set()
-            go.wait()
-            signal.pthread_kill(main, signal.SIGALRM)
-
-        thread = threading.Thread(target=strike)
-        thread.start()
-        self._threads.append(thread)
-        ready.wait()
-        sys.setswitchinterval(1000)
-        go.set()
-
-    def check(self, caught: pytest.ExceptionInfo[BaseException]) -> None:
-        """It was the handler's exception, as it was raised, and every strike hit."""
-        sys.setswitchinterval(0.005)
-        for thread in self._threads:
-            thread.join()
-        assert len(self.raised) == len(self._threads)
-        assert caught.value is self.raised[-1]
-        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
-        assert caught.traceback[-1].name == "handler"
-        assert ctypes.pythonapi.PyGILState_Check() == 1
-        caught.value.__traceback__ = None
 
 
 @pytest.fixture
@@ -74,40 +27,6 @@ def strike() -> Iterator[Striker]:
     yield striker
     signal.signal(signal.SIGALRM, before)
     sys.setswitchinterval(interval)
-
-
-class Busy:
-    """A stream with work in front of which everything waits, until release()."""
-
-    def __init__(self, device: str, sim: Any) -> None:
-        self.sim = None if device == "host" else sim
-        self.device = device if self.sim is None else self.sim.device
-        if self.sim is None:
-            self.go = threading.Event()
-            self.stream: Any = growpool.host.Stream()
-        else:
-            self.sim.set_wait_completes(False)
-            self.stream = self.sim.stream()
-
-    def work(self, address: int) -> None:
-        """Work on a page of memory that ends with release()."""
-        if self.sim is not None:
-            self.sim.launch(self.stream, address, PAGE)
-            return
-
-        def task() -> None:
-            assert self.go.wait(30)
-            ctypes.memset(address, 1, PAGE)
-
-        self.stream.submit(task)
-
-    def release(self) -> None:
-        if self.sim is None:
-            self.go.set()
-            self.stream.synchronize()
-        else:
-            self.sim.complete_all()
-            self.sim.set_wait_completes(True)
 
 
 @pytest.fixture(params=["host", "sim"])
@@ -518,6 +437,66 @@ def test_a_signal_ends_the_wait_for_pools_that_were_let_go(
     worker.trim()
     assert (supplier.out, sim.left_pools()) == ([], 0)
     worker.close()
+    pool.close()
+
+
+# ---- callbacks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grow", GROW)
+def test_a_signal_inside_alloc(supplier: Supplier, strike: Striker, grow: str) -> None:
+    """It is an exception of alloc: the growth is undone."""
+    struck = False
+
+    def alloc(size: int, device: int, stream: int) -> growpool.Chunk | None:
+        nonlocal struck
+        if supplier.given == 2 and not struck:
+            struck = True
+            strike()
+            eventually(lambda: False)  # until it strikes
+        return supplier.alloc(size, device, stream)
+
+    with Pool("host", alloc=alloc, free=supplier.free, chunk_size=PAGE) as pool:
+        things = (pool, pool.growable(4 * PAGE), pool.range(4 * PAGE))
+        pool.malloc(PAGE)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            GROW[grow](*things)
+        strike.check(caught)
+        assert (pool.stats.physical_bytes, supplier.out_bytes) == (PAGE, PAGE)
+        assert (things[1].size, things[2].committed) == (0, [])
+        GROW[grow](*things)
+
+
+@pytest.mark.parametrize("operation", ["trim", "close", "exit", "return_unreturned"])
+def test_a_signal_inside_free(supplier: Supplier, strike: Striker, operation: str) -> None:
+    """It is an exception of free: the chunk is unreturned, and the other one is given back."""
+    calls = 0
+    fails = operation == "return_unreturned"
+
+    def free(chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
+        nonlocal calls
+        if fails:
+            raise OSError
+        calls += 1
+        if calls == 1:
+            strike()
+            eventually(lambda: False)  # until it strikes
+        supplier.free(chunk, size, device, stream)
+
+    pool = Pool("host", alloc=supplier.alloc, free=free, chunk_size=PAGE)
+    pool.free(pool.malloc(2 * PAGE))
+    if fails:
+        with pytest.warns(growpool.ReleaseWarning):
+            pool.trim()
+        fails = False
+    act = SHRINK.get(operation, Pool.return_unreturned)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        act(pool)
+    strike.check(caught)
+    assert len(pool.unreturned) == 1
+    assert pool.stats.unreturned_bytes == pool.stats.physical_bytes == PAGE
+    assert pool.return_unreturned() == PAGE
+    assert supplier.out == []
     pool.close()
 
 

@@ -320,6 +320,24 @@ def test_each_chunk_is_told_of_once_and_each_try_anew(failing: Failing) -> None:
     pool.close()
 
 
+def test_an_exception_that_cannot_be_shown_is_named_by_its_type(failing: Failing) -> None:
+    class Shy(Exception):
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    pool = Pool("host", backing=failing, name="shown")
+    pool.free(pool.malloc(1))
+    failing.fail(Shy())
+    with pytest.warns(growpool.ReleaseWarning) as caught:
+        pool.trim()
+    (warning,) = caught
+    assert type(warning.message.__cause__) is Shy  # type: ignore[union-attr]
+    assert str(warning.message).startswith("the free of pool 'shown' raised Shy for chunk ")
+    assert "of 2.0 MiB; the chunk is in unreturned" in str(warning.message)
+    pool.return_unreturned()
+    pool.close()
+
+
 def test_a_free_that_takes_other_arguments(sim: Any) -> None:
     made: list[Chunk] = []
 
