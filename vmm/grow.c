@@ -478,11 +478,8 @@ gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *
     claim.last = &claim.first;
     claim.tail = &claim.mappings;
     growth->obstacle = GP__OBSTACLE_NONE;
-    gp_status status = gp__check_fork(error); /* a callback of an earlier rung may have forked */
-    if (status != GP_OK)
-        return status;
     gp__mutex_lock(&pool->lock);
-    status = start(growth, &claim, out, error);
+    gp_status status = start(growth, &claim, out, error);
     bool kick = pool->record_slots != 0;
     gp__mutex_unlock(&pool->lock);
     if (kick)

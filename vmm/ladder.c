@@ -185,7 +185,10 @@ static gp_status attempt_all(struct gp__growth *growth, uintptr_t *out, gp_error
         gp_status climbed = GP_OK;
         gp_error stopped = {0};
         bool again = climb(growth, rung, &climbed, &stopped);
-        if (climbed == GP_ERR_INTERRUPTED) {
+        gp_status forked = gp__check_fork(&stopped); /* by a callback: the child stops climbing */
+        if (forked != GP_OK)
+            climbed = forked;
+        if (climbed == GP_ERR_INTERRUPTED || forked != GP_OK) {
             growth->obstacle = GP__OBSTACLE_NONE;
             details = stopped;
             status = climbed;

@@ -39,7 +39,8 @@ PyDoc_STRVAR(
     is_cuda_available_doc,
     "is_cuda_available()\n--\n\n"
     "True when a pool can be made on 'cuda:0'. Never raises, and makes no CUDA context.\n\n"
-    "Notes\n-----\nAny thread.");
+    "Notes\n-----\nAny thread. Asking is a use of growpool: processes forked afterwards cannot use "
+    "it.");
 
 static PyObject *is_cuda_available(PyObject *module, PyObject *unused)
 {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,14 @@ import pytest
 from helpers import run_python
 
 COPIES = 200 if os.environ.get("GP_TEST_LONG", "0") == "1" else 10
-LONGEST = 10.0  # seconds for a whole process; its watchdog then prints every stack and ends it
+# From its first step on, the end has ten seconds; then the watchdog prints every stack and ends it.
+CLOCK = """
+import signal, threading
+def begin_end(join_threads=threading._shutdown, setitimer=signal.setitimer):
+    setitimer(signal.ITIMER_REAL, 10)
+    join_threads()
+threading._shutdown = begin_end
+"""
 
 Result = subprocess.CompletedProcess[str]
 
@@ -38,7 +46,7 @@ class Program:
     options: tuple[str, ...] = ()
 
     def run(self) -> Result:
-        return run_python(self.code, timeout=LONGEST + 5, options=self.options)
+        return run_python(CLOCK + textwrap.dedent(self.code), timeout=60, options=self.options)
 
     def ended_well(self, result: Result) -> bool:
         told = self.stdout is None or result.stdout == self.stdout

@@ -118,18 +118,23 @@ test_alive_at_the_end_of_a_debug_interpreter = ends(
 
 # ---- handlers ------------------------------------------------------------------------------------
 
+# Says what the books say when the modules are taken apart, after everything else.
+AT_LAST = """
+class Last:
+    def __del__(self, out=books.out, write=os.write):
+        write(1, b"%d chunks left" % len(out))
+sys.last = Last()
+"""
+
 # Growpool's own handler returns them: after those that were registered later, and before the rest.
 test_chunks_go_back_at_the_end = ends(
     POOL
     + """
 pool.malloc(3 * PAGE)
 atexit.register(lambda: print(len(books.out)))
-class Last:
-    def __del__(self, out=books.out, write=os.write):
-        write(1, b"%d" % len(out))
-sys.last = Last()
-""",
-    stdout="3\n0",
+"""
+    + AT_LAST,
+    stdout="3\n0 chunks left",
 )
 
 test_handlers_that_were_registered_after_the_import_find_all_as_it_was = ends(
@@ -246,8 +251,10 @@ assert entered.wait(5)
 """
 
 
-# What the callback was called for is finished.
-test_a_daemon_thread_in = ends({place: stops(place, 0.02) for place in PLACES})
+# What the callback was called for is finished, and every chunk goes back.
+test_a_daemon_thread_in = ends(
+    {place: stops(place, 0.02) + AT_LAST for place in PLACES}, stdout="0 chunks left"
+)
 
 # Nobody can wait for it: it is left behind, in bounded time.
 test_a_daemon_thread_for_ever_in = ends({place: stops(place, 1000) for place in PLACES}, waits=True)

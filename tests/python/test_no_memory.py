@@ -142,14 +142,12 @@ def scenario():
 """,
     "chunks": """
 more = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]  # descriptors above small ints
+def import_from(fd):
+    try: return growpool.Chunk.from_fd(fd, PAGE, "host")
+    finally: os.close(fd)
 def scenario():
     chunk = growpool.Chunk.create(PAGE, "host", handle_type="posix_fd")
-    fd = -1
-    try:
-        fd = chunk.export_fd()
-        other = growpool.Chunk.from_fd(fd, PAGE, "host")
-    finally:
-        fd < 0 or os.close(fd)
+    other = import_from(chunk.export_fd())
     weakref.ref(chunk), repr(other), chunk.handle, chunk.size, chunk.device, chunk.handle_type
     other.close(), chunk.close(), chunk.is_closed
 """,
@@ -190,9 +188,9 @@ def raising(*args):
     if answer is not None: raise answer
     return alloc(*args)
 errors = []
-def catch(call):
+def catch(call, size):
     try:
-        call()
+        call(size)
     except growpool.Error as error:
         copy(error)
     except ValueError as error:
@@ -207,15 +205,15 @@ def scenario():
     answer = None
     kept[0] = pool = growpool.Pool("host", alloc=raising, free=free, limit=2 * PAGE)
     block = pool.malloc(1)
-    catch(lambda: pool.malloc(9 * PAGE))
+    catch(pool.malloc, 9 * PAGE)
     answer = ValueError("of the callback")
-    catch(lambda: pool.malloc(PAGE))
+    catch(pool.malloc, PAGE)
     answer = MemoryError()
-    catch(lambda: pool.malloc(PAGE))
+    catch(pool.malloc, PAGE)
     answer = None
     pool.free(block)
     pool.close()
-    catch(lambda: pool.malloc(1))
+    catch(pool.malloc, 1)
 """,
     "frees that raise": """
 fails = False
@@ -320,22 +318,22 @@ def scenario():
     assert not one.alive
 """,
     "arguments": """
-def refused(call):
-    try: call()
+def refused(call, *args, **options):
+    try: call(*args, **options)
     except (TypeError, ValueError, OverflowError): pass
 def pools():
-    refused(lambda: growpool.Pool("nowhere"))
-    refused(lambda: growpool.Pool("host", limit="many"))
-    refused(lambda: growpool.Pool("host", alloc=1, free=2))
-    refused(lambda: growpool.Pool("host", backing=object()))
-    refused(lambda: growpool.Pool("host", name="a" + chr(0)))
+    refused(growpool.Pool, "nowhere")
+    refused(growpool.Pool, "host", limit="many")
+    refused(growpool.Pool, "host", alloc=1, free=2)
+    refused(growpool.Pool, "host", backing=object())
+    refused(growpool.Pool, "host", name="a" + chr(0))
 def chunks():
-    refused(lambda: growpool.Chunk.create(1, "host"))
-    refused(lambda: growpool.Chunk.from_handle(1 << 80, PAGE, "host"))
+    refused(growpool.Chunk.create, 1, "host")
+    refused(growpool.Chunk.from_handle, 1 << 80, PAGE, "host")
 def calls(pool):
-    refused(lambda: pool.malloc(-1))
-    refused(lambda: pool.free("text"))
-    refused(lambda: pool.allocate(9, stream=object()))
+    refused(pool.malloc, -1)
+    refused(pool.free, "text")
+    refused(pool.allocate, 9, stream=object())
 def scenario():
     kept[0] = pool = growpool.Pool("host", limit="64 MiB", address_space="1 GiB", name="name")
     pools(), chunks(), calls(pool)
