@@ -330,7 +330,10 @@ class Hunt:
         """Raises in the main thread's steps, but not in a callback: that would lose its chunk."""
         sheltered = {
             function.__code__
-            for function in (Backing.alloc, Backing.free, Hunt.on_signal, Hunt.note_unraisable)
+            for function in (
+                *(Backing.alloc, Backing.free),
+                *(Hunt.open, Hunt.on_signal, Hunt.note_unraisable),
+            )
         }
         while frame is not None and frame.f_code not in sheltered:
             if frame.f_code is Hunt.step.__code__ and self.random().random() < 0.5:
@@ -353,17 +356,17 @@ class Hunt:
 
     def finish(self) -> None:
         self.calm = True
-        if self.sim is not None:
-            self.sim.complete_all()
         self.shared.clear()
         self.addresses.clear()
         self.pool.return_unreturned()
         self.pool.close()
         self.other.close()
-        gc.collect()
         end = time.monotonic() + 20  # pools that were dropped, and unreturned chunks of closed ones
         out = self.books.out
         while out and time.monotonic() < end:
+            gc.collect()  # a callback on the delivery thread may have held its pool the last time
+            if self.sim is not None:
+                self.sim.complete_all()  # and that thread may have put fences behind the work since
             for chunk in [chunk for chunk in self.refused if not chunk.is_in_use]:
                 self.refused.remove(chunk)
                 out.remove(chunk)  # unreturned, and let go with its pool
