@@ -132,6 +132,32 @@ def copied(lab: Lab, method: str) -> Operation:
     return lambda: one.fill(7) if method == "fill" else getattr(one, method)(two)
 
 
+PER_THREAD = 2  # CUDA's handle for the calling thread's own default stream
+
+# What ends the use of memory on that stream records an event at once.
+ENDS: dict[str, Callable[[Pool], object]] = {
+    "free": lambda pool: pool.free(pool.malloc(PAGE, PER_THREAD)),
+    "free on it": lambda pool: pool.free(pool.malloc(PAGE), PER_THREAD),
+    "Buffer.close": lambda pool: pool.allocate(PAGE, PER_THREAD).close(),
+    "a buffer dropped": lambda pool: [pool.allocate(PAGE, PER_THREAD)].clear(),
+    "an export dropped": lambda pool: [pool.allocate(PAGE, PER_THREAD).__dlpack__()].clear(),
+    "Range.close": lambda pool: committed(pool).close(),
+    "a range dropped": lambda pool: [committed(pool)].clear(),
+}
+
+
+def committed(pool: Pool) -> growpool.Range:
+    sparse = pool.range(2 * PAGE, stream=PER_THREAD)
+    sparse.commit(0, PAGE)
+    return sparse
+
+
+def on_its_own_stream(lab: Lab, end: str) -> Operation:
+    """The thread that runs it is the one whose stream it is."""
+    pool = lab.pool()
+    return lambda: ENDS[end](pool)
+
+
 def exit_block(lab: Lab) -> Operation:
     pool = lab.idle()
     return lambda: pool.__exit__(None, None, None)
@@ -186,6 +212,7 @@ TABLE: dict[str, dict[str, Callable[[Lab], Operation]]] = {
         "close": lambda lab: lab.idle().close,
         "forget_stream": forget,
         "malloc at the limit": at_the_limit,
+        **{end: partial(on_its_own_stream, end=end) for end in ENDS},
     },
     "event_record_context": {"trim": lambda lab: lab.exported().trim},
     "event_wait": {
