@@ -212,7 +212,7 @@ struct gp_pool {
     size_t held_bytes; /* HELD */
     size_t used_bytes, address_bytes, peak_used, peak_physical;
     size_t block_address_bytes; /* of address_bytes, the segments for blocks */
-    size_t parted_bytes; /* of address_bytes, segments of buried ranges: being freed, or lost */
+    size_t parted_bytes; /* of address_bytes, in no listed segment: being freed, or lost */
     uint64_t chunk_count, grow_count, trim_count, callback_errors;
 
     struct gp__reaper_client reaper; /* its own lock */

@@ -51,6 +51,20 @@ static struct gp__segment *new_segment(gp_pool *pool, uintptr_t va, size_t bytes
     return segment;
 }
 
+/* Gives addresses back that nothing describes yet; what the driver will not take is lost, and counted. */
+static void unreserve(gp_pool *pool, uintptr_t va, size_t bytes)
+{
+    gp_device *device = pool->device;
+    if (device->driver->free_address(device, va, bytes, NULL) == GP_OK ||
+        device->driver->free_address(device, va, bytes, NULL) == GP_OK)
+        return;
+    gp__mutex_lock(&pool->lock);
+    pool->address_bytes += bytes;
+    pool->parted_bytes += bytes;
+    gp__mutex_unlock(&pool->lock);
+}
+
+/* lock: not held. */
 static gp_status reserve_segment(gp_pool *pool, size_t wanted, size_t needed,
                                  struct gp__segment **out, gp_error *error)
 {
@@ -62,8 +76,7 @@ static gp_status reserve_segment(gp_pool *pool, size_t wanted, size_t needed,
     *out = new_segment(pool, va, bytes);
     if (*out != NULL)
         return GP_OK;
-    if (pool->device->driver->free_address(pool->device, va, bytes, NULL) != GP_OK)
-        pool->device->driver->free_address(pool->device, va, bytes, NULL);
+    unreserve(pool, va, bytes);
     return gp_error_set(error, GP_ERR_HOST_MEMORY,
                         "no host memory for the page map of %zu bytes of addresses", bytes);
 }

@@ -182,6 +182,8 @@ static gp__sim_graph *capture(struct fixture *f, struct event_fixture *e, struct
     keep(f, &e->key, told);
     CHECK_OK(f->driver->copy(f->device, f->va, HOST_ADDRESS, 64, &e->key, NULL), NULL);
     gp__sim_launch(f->sim, e->stream, f->va + 4096, 64);
+    assert_true(gp__sim_in_graph(f->sim, f->va, 64, 0));
+    assert_false(gp__sim_in_graph(f->sim, f->va, 64, second)); /* which is part of it */
     fill(f, f->va + 8192, 64, &other);
     assert_int_equal(gp__sim_pending_all(f->sim), 0);
     graph = gp__sim_capture_end_graph(f->sim, e->stream);
@@ -201,6 +203,9 @@ static void a_launch_is_work_on_every_address(void **state)
     for (int i = 0; i < 3; i++)
         assert_true(gp__sim_busy(f->sim, f->va + (uintptr_t)i * 4096, 64, 0));
     assert_false(gp__sim_busy(f->sim, f->va + 64, 64, 0));
+    for (int i = 0; i < 3; i++)
+        assert_true(gp__sim_in_graph(f->sim, f->va + (uintptr_t)i * 4096, 64, e.stream));
+    assert_false(gp__sim_in_graph(f->sim, f->va + 64, 64, 0));
     gp__sim_complete_all(f->sim);
     assert_false(gp__sim_busy(f->sim, f->va, PAGE, 0));
     unmap_page(f); /* legal: nothing replays it now */
@@ -232,11 +237,13 @@ static void user_objects_outlive_pending_launches(void **state)
     gp__sim_graph_destroy(f->sim, graph);
     gp__sim_complete(f->sim, other, 1);
     assert_int_equal(told.count, 0);
+    assert_true(gp__sim_in_graph(f->sim, f->va, 64, 0));
     /* A wait of growpool's own may be what lets it go. */
     CHECK_OK(f->driver->event_record(f->device, e.event, &e.key, NULL), NULL);
     CHECK_OK(f->driver->event_wait(f->device, e.event, 1, NULL), NULL);
     assert_int_equal(told.count, 1);
     assert_int_equal(keep_count(f), 0);
+    assert_false(gp__sim_in_graph(f->sim, f->va, 64, 0));
     gp__sim_graph_launch(f->sim, graph, e.stream);
     expect_violation(f, "a destroyed graph");
     gp__sim_graph_destroy(f->sim, graph);

@@ -66,7 +66,12 @@ static void check_new_block(const struct model *model, const struct model_block 
 
 void model_add(struct model *model, uintptr_t va, size_t bytes, int s, unsigned flags)
 {
-    struct model_block block = {va, bytes, round_up(bytes), flags, s, 1u << s};
+    struct model_block block = {.va = va,
+                                .bytes = bytes,
+                                .rounded = round_up(bytes),
+                                .flags = flags,
+                                .stream = s,
+                                .recorded = 1u << s};
     size_t at = block_after(model, va);
 
     if (bytes == 0) {

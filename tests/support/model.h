@@ -25,6 +25,11 @@ struct model_block {
     unsigned flags; /* GP_BLOCK_* */
     int stream; /* index in the world it was allocated on; -1: forgotten since */
     unsigned recorded; /* bit s: world stream s may work on it */
+    /* Kept by the test, where it does such things. */
+    unsigned pins; /* live exports */
+    bool exported; /* with users that nobody sees: while pinned, any stream may work on it */
+    bool abandoned; /* ends with its last pin */
+    unsigned capture; /* a number for the capture that it belongs to; 0: none */
 };
 
 #define MODEL_RANGES 6

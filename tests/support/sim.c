@@ -243,6 +243,8 @@ void gp__sim_note(struct gp__sim_call *call, const char *format, ...)
 {
     va_list arguments;
 
+    if (call->sim->quiet)
+        return;
     va_start(arguments, format);
     append(call->text, sizeof call->text, format, arguments);
     va_end(arguments);
@@ -276,9 +278,13 @@ bool gp__sim_begin(struct gp__sim_call *call, gp__sim *sim, const struct gp__sim
     call->sim = sim;
     call->kind = kind;
     call->error = error;
-    va_start(arguments, format);
-    append(call->text, sizeof call->text, format, arguments);
-    va_end(arguments);
+    if (!sim->quiet) {
+        va_start(arguments, format);
+        append(call->text, sizeof call->text, format, arguments);
+        va_end(arguments);
+    } else if (kind != NULL) {
+        snprintf(call->text, sizeof call->text, "%s", kind->name);
+    }
     /* Another thread may have held the lock when the process forked: leave it alone. */
     call->forked = getpid() != sim->process;
     if (call->forked) {
@@ -338,7 +344,8 @@ gp_status gp__sim_end(struct gp__sim_call *call, gp_status status, int code, uin
     if (!call->forked) {
         gp__sim_note(call, "%s%s%s", call->kind == NULL ? "" : " -> ",
                      call->kind == NULL ? "" : code_name(code), call->fault ? " (fault)" : "");
-        gp__sim_log(call->sim, call->text, call->kind != NULL);
+        if (!call->sim->quiet)
+            gp__sim_log(call->sim, call->text, call->kind != NULL);
         gone = gp__sim_take_gone(call->sim);
     }
     if (call->violated)

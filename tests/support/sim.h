@@ -139,6 +139,11 @@ gp__sim_graph *gp__sim_capture_end_graph(gp__sim *sim, uintptr_t handle);
 void gp__sim_graph_launch(gp__sim *sim, gp__sim_graph *graph, uintptr_t handle);
 /* Pending launches still run. */
 void gp__sim_graph_destroy(gp__sim *sim, gp__sim_graph *graph);
+/* True when a capture under way, or a graph that can still run, touches [va, va + bytes); the capture that
+ * the stream `except_handle` is part of does not count. */
+bool gp__sim_in_graph(const gp__sim *sim, uintptr_t va, size_t bytes, uintptr_t except_handle);
+/* True when every address in such captures and graphs is mapped with access: they could run now. */
+bool gp__sim_graphs_are_mapped(const gp__sim *sim);
 /* -- sharing (sim_share.c): set before the device makes its first such chunk -- */
 void gp__sim_set_sharing(gp__sim *sim, bool supported); /* on at creation */
 enum gp__sim_rdma {
@@ -196,5 +201,8 @@ size_t gp__sim_log_count(const gp__sim *sim);
 const char *gp__sim_log_line(const gp__sim *sim, size_t index);
 void gp__sim_log_clear(gp__sim *sim);
 void gp__sim_log_enable(gp__sim *sim, bool enabled); /* on at creation */
+/* Describes no call any more, violations by their name only: half the time, for runs that can be repeated
+ * with words. */
+void gp__sim_set_quiet(gp__sim *sim, bool quiet);
 
 #endif

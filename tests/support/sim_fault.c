@@ -111,3 +111,10 @@ void gp__sim_log_enable(gp__sim *sim, bool enabled)
     sim->log_enabled = enabled;
     gp__mutex_unlock(&sim->mutex);
 }
+
+void gp__sim_set_quiet(gp__sim *sim, bool quiet)
+{
+    gp__mutex_lock(&sim->mutex);
+    sim->quiet = quiet;
+    gp__mutex_unlock(&sim->mutex);
+}

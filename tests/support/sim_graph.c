@@ -295,6 +295,43 @@ void gp__sim_graph_destroy(gp__sim *sim, gp__sim_graph *graph)
     gp__sim_end_ok(&call);
 }
 
+static bool touches(const struct gp__sim_graph *graph, uintptr_t va, size_t bytes)
+{
+    for (size_t i = 0; i < graph->range_count; i++)
+        if (graph->ranges[i].va < va + bytes && va < graph->ranges[i].va + graph->ranges[i].bytes)
+            return true;
+    return false;
+}
+
+bool gp__sim_in_graph(const gp__sim *sim, uintptr_t va, size_t bytes, uintptr_t except_handle)
+{
+    gp__sim *mutable_sim = (gp__sim *)sim;
+    const struct gp__sim_stream *except;
+    bool found = false;
+
+    gp__mutex_lock(&mutable_sim->mutex);
+    except = gp__sim_find(mutable_sim, except_handle);
+    for (const struct gp__sim_graph *graph = sim->graphs; graph != NULL && !found;
+         graph = graph->next)
+        found = (except == NULL || except->capture != graph) && touches(graph, va, bytes);
+    gp__mutex_unlock(&mutable_sim->mutex);
+    return found;
+}
+
+bool gp__sim_graphs_are_mapped(const gp__sim *sim)
+{
+    struct gp__mutex *mutex = (struct gp__mutex *)&sim->mutex;
+    bool mapped = true;
+
+    gp__mutex_lock(mutex);
+    for (const struct gp__sim_graph *graph = sim->graphs; graph != NULL; graph = graph->next)
+        for (size_t i = 0; i < graph->range_count; i++)
+            mapped = mapped && gp__sim_covered_for(sim, graph->ranges[i].va, graph->ranges[i].bytes,
+                                                   graph->ranges[i].from);
+    gp__mutex_unlock(mutex);
+    return mapped;
+}
+
 /* ---- the table --------------------------------------------------------------------------------- */
 
 /* What both begin with. GP_OK and *graph NULL: no capture. */

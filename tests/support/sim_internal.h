@@ -178,6 +178,7 @@ struct gp__sim {
     uint64_t violations;
     char violation[GP__SIM_MESSAGE];
 
+    bool quiet;
     bool log_enabled;
     char (*log)[GP__SIM_LINE];
     size_t log_count, log_room;
