@@ -28,11 +28,13 @@ LONG := GP_TEST_LONG=1 GP_TEST_OPS=100000
 .PHONY: help demo test test-long bench clean setup-test install
 .PHONY: testing-build asan-build tsan-build c-tests python-tests wheel-check lint asan-tests tsan-tests
 .PHONY: long-c-tests long-python-tests long-asan-tests long-tsan-tests mutants format
+.PHONY: fuzz-build fuzz long-fuzz
 
 help:
 	@echo "make demo       a pool grows, meets its limit and shrinks; DEMO_ARGS='--device host'"
 	@echo "make test       every check: C and Python tests, lint, sanitizers"
 	@echo "make test-long  the same with the full counts"
+	@echo "make fuzz       random operations and faults, for FUZZ_SECONDS (60), from a kept corpus"
 	@echo "make bench      page operations a second on a range of host memory"
 	@echo "make mutants    breaks the core on purpose; the named tests must notice"
 	@echo "make format     clang-format over the C files"
@@ -66,6 +68,7 @@ test:
 	$(MAKE) wheel-check
 	$(MAKE) asan-tests
 	$(MAKE) tsan-tests
+	$(MAKE) fuzz
 
 test-long:
 	$(MAKE) setup-test
@@ -77,6 +80,7 @@ test-long:
 	$(MAKE) mutants
 	$(MAKE) long-asan-tests
 	$(MAKE) long-tsan-tests
+	$(MAKE) long-fuzz
 
 setup-test: .venv/.stamp-setup-test
 
@@ -106,6 +110,10 @@ tsan-build: setup-test
 	$(call configure,tsan,clang,-DGROWPOOL_SANITIZE=thread)
 	$(CMAKE) --build build/tsan --parallel $(JOBS)
 
+fuzz-build: setup-test
+	$(call configure,fuzz,clang,-DGROWPOOL_SANITIZE=fuzzer)
+	$(CMAKE) --build build/fuzz --parallel $(JOBS) --target fuzz_pool
+
 CTEST = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
 ASAN_ENV := ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
 TSAN_ENV := TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
@@ -133,6 +141,13 @@ asan-tests: asan-build
 
 tsan-tests: tsan-build
 	$(SHORT) $(TSAN_ENV) $(NO_ASLR) $(CTEST) --test-dir build/tsan --label-regex threads
+
+fuzz: fuzz-build
+	$(ASAN_ENV) $(NO_ASLR) tools/fuzz.sh $(or $(FUZZ_SECONDS),60)
+
+# Another seed each time: a long run is for finding, a short one for keeping.
+long-fuzz: fuzz-build
+	$(ASAN_ENV) $(NO_ASLR) tools/fuzz.sh $(or $(FUZZ_SECONDS),600) -seed=0
 
 long-c-tests long-asan-tests long-tsan-tests: TEST_SECONDS := 3600
 long-python-tests: PYTEST_SECONDS := 7200

@@ -4,7 +4,7 @@
 import pathlib
 
 OURS = ("backing", "sync", "vmm", "python/ext", "bench")
-TESTS = ("tests/c", "tests/consumer", "tests/gpu", "tests/support")
+TESTS = ("tests/c", "tests/consumer", "tests/fuzz", "tests/gpu", "tests/support")
 EXAMPLES = ("examples/c",)
 
 for folder in OURS + TESTS + EXAMPLES:

@@ -30,6 +30,14 @@ compiles() {
     "$compiler" "$scratch/try.c" -o "$scratch/try" "$@" >/dev/null 2>&1
 }
 
+# libFuzzer brings main().
+links_fuzzer() {
+    printf '%s\n%s\n' '#include <stddef.h>' \
+        'int LLVMFuzzerTestOneInput(const void *data, size_t size) { return data == NULL && size > 0; }' \
+        >"$scratch/fuzz.c"
+    clang "$scratch/fuzz.c" -o "$scratch/fuzz" -fsanitize=fuzzer,address,undefined >/dev/null 2>&1
+}
+
 has_python() {
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
@@ -60,7 +68,7 @@ missing_packages() {
     compiles clang '#include <stdlib.h>' || echo clang
     command -v pkg-config >/dev/null || echo pkgconf
     if ! compiles clang '#include <stdlib.h>' -fsanitize=address,undefined ||
-        ! compiles clang '#include <stdlib.h>' -fsanitize=thread; then
+        ! compiles clang '#include <stdlib.h>' -fsanitize=thread || ! links_fuzzer; then
         echo libclang-rt-dev
     fi
 }
