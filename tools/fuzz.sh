@@ -26,7 +26,7 @@ fuzz() {
 # Every kept input first, all of each; then new ones.
 : >"$log"
 if fuzz -runs=0 "$corpus" &&
-    fuzz -max_total_time="$seconds" -seed=1 -max_len=1024 -print_final_stats=1 "$@" \
+    fuzz -max_total_time="$seconds" -seed=1 -max_len=512 -print_final_stats=1 "$@" \
         "$found/corpus" "$corpus"; then
     grep -E '^stat::(number_of_executed_units|average_exec_per_sec|new_units_added)' "$log"
     exit 0
