@@ -13,6 +13,7 @@
 #include "tests/support/scenario.h"
 
 #include "backing/memory.h"
+#include "vmm/pool.h"
 
 /* More than any one act of a scenario may need, even where everything fails. */
 #define MOST_CALLS UINT64_C(4000)
@@ -153,8 +154,12 @@ static void check_leftovers(void)
 {
     char message[400];
 
-    if (run.world.pool != NULL)
-        CHECK(checker_compare(&run.world, message, sizeof message), "%s", message);
+    if (run.world.pool == NULL)
+        return;
+    CHECK(checker_compare(&run.world, message, sizeof message), "%s", message);
+    CHECK(run.world.pool->poisoned == (run.world.pool->abandoned_bytes > 0),
+          "%zu bytes are abandoned and the pool is%s poisoned", run.world.pool->abandoned_bytes,
+          run.world.pool->poisoned ? "" : " not");
 }
 
 /* The same for chunks that no pool had, when all of them were let go. */
