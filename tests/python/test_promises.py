@@ -8,7 +8,7 @@ from typing import Any
 
 import growpool
 import pytest
-from helpers import PAGE, Supplier
+from helpers import PAGE, Supplier, run_quietly
 
 Chunk, Pool = growpool.Chunk, growpool.Pool
 
@@ -26,6 +26,33 @@ def test_a_finaliser_in_the_course_of_an_exception(sim: Any) -> None:
         [Chunk.from_handle(first.handle, PAGE, sim.device, owner=Owner()), 1 // len(seen)]
     assert seen == [1]
     first.close()
+
+
+def test_a_call_that_comes_late_is_parked() -> None:
+    """Even where nothing else of the thread's would meet the gate: it must not raise."""
+    output = run_quietly(
+        """
+        import atexit, threading
+        go_on, about = threading.Event(), threading.Event()
+        def late():
+            go_on.set()
+            end.join(0.5)  # longer than it takes to be raised at
+        atexit.register(late)  # runs after growpool's own, which is registered later
+        import growpool
+        pool = growpool.Pool("host")
+        def work():
+            about.set()
+            go_on.wait()
+            try:
+                pool.malloc(1 << 21)
+            finally:
+                print("came back", flush=True)
+        end = threading.Thread(target=work, daemon=True)
+        end.start()
+        about.wait()
+        """
+    )
+    assert output == ""
 
 
 @pytest.mark.parametrize("kind", ["large", "closed"])
