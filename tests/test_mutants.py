@@ -36,4 +36,5 @@ def test_a_mutant_applies_and_names_tests_that_exist(patch: Path) -> None:
             assert (ROOT / "tests" / "c" / f"{file}.c").exists(), f"there is no C test {file}"
             continue
         text = (ROOT / file).read_text(encoding="utf-8")
-        assert f"\ndef {name.partition('[')[0]}(" in text, f"{file} has no {name}"
+        named = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} = )", text, re.M)
+        assert named, f"{file} has no {name}"

@@ -3,6 +3,7 @@
 
 A patch begins with two lines: ``Caught-by:`` names C tests (test_pool) and Python tests
 (tests/python/test_x.py::test_y), all of which must notice, and ``Breaks:`` says what is broken.
+With ``Hangs: yes`` a test may notice by not coming to an end; else that proves nothing.
 Works on copies of the tree under build/mutants, where every test must pass before any is broken.
 Arguments: parts of names of the mutants to run; none: all of them.
 """
@@ -30,6 +31,7 @@ WORKERS = max(1, min(4, os.cpu_count() or 1))
 MUTANT_SECONDS, UNBROKEN_SECONDS, BUILD_SECONDS = 20, 120, 300
 # pytest's codes for a run in which no test decided anything.
 PYTEST_NO_VERDICT = (2, 4, 5)
+TIMED_OUT = 1000  # no process ends with that
 
 
 class Problem(Exception):
@@ -43,6 +45,7 @@ class Mutant:
         self.path = path
         self.tests = self._line("Caught-by").split()
         self.breaks = self._line("Breaks")
+        self.hangs = "\nHangs: yes\n" in path.read_text(encoding="utf-8")
 
     def _line(self, key: str) -> str:
         for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -67,7 +70,7 @@ class Tree:
         self.build_folder = WORK / f"build{number}"
 
     def run(self, seconds: float, *words: object) -> int:
-        """Run a command quietly; its code, or -1 when it and its children had to be ended."""
+        """Run a command quietly; its code, or TIMED_OUT when it had to be ended."""
         environment = os.environ | {
             "PYTHONPATH": str(self.build_folder / "python"),
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -85,7 +88,7 @@ class Tree:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return -1
+            return TIMED_OUT
         finally:
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -130,19 +133,15 @@ class Tree:
         if self.run(BUILD_SECONDS, *words, *targets) != 0:
             raise Problem("it does not build")
 
-    def passes(self, tests: list[str], seconds: float) -> bool:
-        """Run C tests one by one, Python tests in one go."""
-        python = [test for test in tests if is_python(test)]
-        for test in tests:
-            if not is_python(test) and self.run(seconds, self.build_folder / test) != 0:
-                return False
-        if not python:
-            return True
+    def code_of(self, tests: list[str], seconds: float) -> int:
+        """Run one C test, or Python tests in one go; 0 when all passed."""
+        if not is_python(tests[0]):
+            return self.run(seconds, self.build_folder / tests[0])
         words = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-        code = self.run(seconds, *words, *python)
+        code = self.run(seconds, *words, *tests)
         if code in PYTEST_NO_VERDICT:
-            raise Problem(f"pytest ran no test of {python}")
-        return code == 0
+            raise Problem(f"pytest ran no test of {tests}")
+        return code
 
     def patch(self, mutant: Mutant, *options: str) -> None:
         words = ("patch", "-p1", "-F0", "--no-backup-if-mismatch", *options, "-i", mutant.path)
@@ -154,9 +153,12 @@ class Tree:
         self.patch(mutant)
         try:
             self.build(mutant.tests)
-            return [test for test in mutant.tests if self.passes([test], MUTANT_SECONDS)]
+            codes = {test: self.code_of([test], MUTANT_SECONDS) for test in mutant.tests}
         finally:
             self.patch(mutant, "-R")
+        if TIMED_OUT in codes.values() and not mutant.hangs:
+            raise Problem("a test did not come to an end, and the mutant has no line 'Hangs: yes'")
+        return [test for test, code in codes.items() if code == 0]
 
 
 class Judge:
@@ -190,11 +192,11 @@ class Judge:
             tree.build(tests)
             # One tree proves the tests for all; they differ in nothing.
             if number == 0:
-                for test in [test for test in tests if not is_python(test)]:
-                    if not tree.passes([test], UNBROKEN_SECONDS):
-                        raise Problem(f"{test} fails before anything was broken")
-                if not tree.passes([test for test in tests if is_python(test)], UNBROKEN_SECONDS):
-                    raise Problem("the Python tests fail before anything was broken")
+                groups = [[test] for test in tests if not is_python(test)]
+                groups += [python] if (python := [t for t in tests if is_python(t)]) else []
+                for group in groups:
+                    if tree.code_of(group, UNBROKEN_SECONDS) != 0:
+                        raise Problem(f"{group} fails before anything was broken")
             while True:
                 self.judge(tree, self.waiting.get_nowait())
         except queue.Empty:
