@@ -43,19 +43,21 @@ gp_status gp__capture_error(gp_error *error, uintptr_t handle)
 }
 
 /* Asks the streams of `slots`, which may be all. Resolve and is-capturing never block (stream.h), so the
- * lock may stay. A stream that cannot be asked is dealt with when its fence is recorded. lock: held. */
+ * lock may stay. A stream that cannot say whether it captures counts as an error: a fence might break its
+ * capture. lock: held. */
 static gp_status ask(struct gp__timeline *timeline, bool all, uint64_t slots, gp_error *error)
 {
     gp_device *device = timeline->device;
     for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
         bool capturing = false;
         uint64_t id;
-        if ((!all && !gp__stream_owns(stream, slots)) || !gp__fence_can_record(stream))
+        if ((!all && !gp__stream_owns(stream, slots)) || !gp__fence_can_record(stream) ||
+            gp__stream_fate(device, stream, &id) != GP__FATE_HERE)
             continue;
-        if (gp__stream_fate(device, stream, &id) == GP__FATE_HERE &&
-            device->driver->stream_capturing(device, &stream->key, &capturing, NULL) == GP_OK &&
-            capturing)
-            return gp__capture_error(error, stream->key.handle);
+        gp_status status =
+            device->driver->stream_capturing(device, &stream->key, &capturing, error);
+        if (status != GP_OK || capturing)
+            return capturing ? gp__capture_error(error, stream->key.handle) : status;
     }
     return GP_OK;
 }

@@ -165,7 +165,8 @@ void gp__timeline_delist(struct gp__timeline *timeline);
  * device knows. lock: dropped. */
 gp_status gp__timeline_check_capture(struct gp__timeline *timeline, struct gp__owners owners,
                                      gp_error *error);
-/* GP_ERR_CAPTURE if any stream that a pool of the device knows captures. No pool's lock held. */
+/* GP_ERR_CAPTURE if any stream that a pool of the device knows captures. No pool's lock held. Both: the
+ * driver's error if it cannot say. */
 gp_status gp__device_check_capture(const gp_device *device, gp_error *error);
 
 /* ---- fence.c, wait.c ---- */

@@ -91,10 +91,12 @@ static bool wait_for_tickets(struct gp__growth *growth, gp_status *status, gp_er
     moved = wait_for_slots(pool, tickets, status, error) || moved;
     if (list == NULL)
         return moved;
-    enum gp__reap_mode mode = *status == GP_OK ? GP__REAP_SEEN : GP__REAP_READY;
-    if (gp__retire_finish(pool, list, mode, &pool->interrupt, &growth->credit, NULL, error) ==
-        GP_ERR_INTERRUPTED)
-        *status = GP_ERR_INTERRUPTED;
+    bool stopped = *status != GP_OK;
+    gp_status reaped =
+        gp__retire_finish(pool, list, stopped ? GP__REAP_READY : GP__REAP_SEEN, &pool->interrupt,
+                          &growth->credit, NULL, stopped ? NULL : error);
+    if (reaped == GP_ERR_INTERRUPTED)
+        *status = reaped;
     return true;
 }
 

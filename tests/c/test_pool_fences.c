@@ -359,6 +359,79 @@ static void a_capture_that_only_another_pool_knows_of_is_not_broken(void **state
     gp_pool_release(other);
 }
 
+/* A driver that cannot say whether a stream captures is not taken to say no: least by a commit of pages
+ * that a cut left mapped, which asks only once. */
+static void a_capture_survives_whichever_driver_call_fails(void **state)
+{
+    bool hit = true;
+
+    (void)state;
+    for (uint64_t n = 1; hit; n++) {
+        const gp_interval all = {0, 4 * MIB}, half = {2 * MIB, 2 * MIB};
+        gp_range *range = NULL;
+        open_world(0, 0);
+        CHECK_OK(gp_range_create(world.pool, 4 * MIB, world.stream[0], &range, NULL), NULL);
+        CHECK_OK(gp_range_commit(range, &all, 1, NULL, NULL, NULL), NULL);
+        CHECK_OK(gp_range_pin(range, 0, MIB, true, NULL), NULL);
+        gp_range_unpin(range, 0, MIB);
+        CHECK_OK(gp_range_decommit(range, &half, 1, NULL, 0, NULL, NULL), NULL);
+        gp__sim_capture_begin(world.sim, world.handle[1], GP__SIM_CAPTURE_RELAXED);
+        gp__sim_fail_at(world.sim, n, false);
+        gp_status status = gp_range_commit(range, &half, 1, NULL, NULL, NULL);
+        hit = gp__sim_faults_fired(world.sim) > 0;
+        gp__sim_fail_at(world.sim, 0, false);
+        CHECK(status == GP_ERR_CAPTURE || (hit && status == GP_ERR_DRIVER), "call %llu: status %d",
+              (unsigned long long)n, (int)status);
+        assert_true(gp__sim_capture_end(world.sim, world.handle[1]));
+        CHECK_OK(gp_range_commit(range, &half, 1, NULL, NULL, NULL), NULL);
+        gp_range_release(range);
+        world_end(&world);
+    }
+    open_world(0, 2 * MIB); /* for tear_down */
+}
+
+static int stop(void)
+{
+    return 1;
+}
+
+/* Whichever driver call fails around an interrupted wait, the error says what the status says. */
+static void an_interrupted_request_says_so_whichever_driver_call_fails(void **state)
+{
+    bool hit = true, interrupted_once = false;
+
+    (void)state;
+    for (uint64_t n = 1; hit; n++) {
+        open_world(4 * MIB, 2 * MIB);
+        uintptr_t busy = world_malloc(&world, MIB, 0), va = 0;
+        world_malloc(&world, MIB, 0);
+        uintptr_t passed = world_malloc(&world, 2 * MIB, 1);
+        world_launch(&world, 0, busy, 512);
+        world_free(&world, busy, -1);
+        world_free(&world, passed, -1);
+        CHECK_OK(gp_pool_trim(world.pool, 0, GP_TRIM_NO_WAIT, NULL, NULL), NULL);
+        step = stop;
+        gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_TIMES_OUT);
+        gp__sim_fail_at(world.sim, n, false);
+        world.error = (gp_error){0};
+        gp_status status =
+            gp_pool_malloc(world.pool, 2 * MIB, world.stream[2], 0, &va, &world.error);
+        hit = gp__sim_faults_fired(world.sim) > 0;
+        gp__sim_fail_at(world.sim, 0, false);
+        CHECK(status == GP_OK || world.error.status == status,
+              "call %llu: status %d, the error says %d", (unsigned long long)n, (int)status,
+              (int)world.error.status);
+        interrupted_once = interrupted_once || status == GP_ERR_INTERRUPTED;
+        check_all();
+        step = NULL;
+        gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_COMPLETES);
+        gp__sim_complete_all(world.sim);
+        world_end(&world);
+    }
+    open_world(0, 2 * MIB); /* for tear_down */
+    assert_true(interrupted_once);
+}
+
 /* ---- tickets and fences ---- */
 
 /* The rest of a cut range keeps its old ticket though it is filed late: it must not wait behind a
@@ -482,6 +555,8 @@ int main(void)
         TEST(a_close_that_finds_a_lost_stream_changes_nothing_under_a_capture),
         TEST(a_trim_that_finds_a_lost_stream_changes_nothing_under_a_capture),
         TEST(a_capture_that_only_another_pool_knows_of_is_not_broken),
+        TEST(a_capture_survives_whichever_driver_call_fails),
+        TEST(an_interrupted_request_says_so_whichever_driver_call_fails),
         TEST(an_old_ticket_that_is_filed_late_passes_first),
         TEST(one_fence_waits_for_a_busy_stream),
         TEST(a_threads_own_fence_spares_uninvolved_captures),
