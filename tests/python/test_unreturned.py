@@ -338,6 +338,25 @@ def test_an_exception_that_cannot_be_shown_is_named_by_its_type(failing: Failing
     pool.close()
 
 
+def test_an_interrupt_while_an_exception_is_shown_is_raised(failing: Failing) -> None:
+    """It is not the exception's to swallow; the warning, with the cause, comes all the same."""
+
+    class Slow(Exception):
+        def __repr__(self) -> str:
+            raise KeyboardInterrupt("meanwhile")
+
+    pool = Pool("host", backing=failing)
+    pool.free(pool.malloc(1))
+    failing.fail(Slow())
+    with (
+        pytest.warns(growpool.ReleaseWarning, match="raised Slow for chunk"),
+        pytest.raises(KeyboardInterrupt, match="meanwhile"),
+    ):
+        pool.trim()
+    assert pool.return_unreturned() == PAGE
+    pool.close()
+
+
 def test_a_free_that_takes_other_arguments(sim: Any) -> None:
     made: list[Chunk] = []
 
