@@ -152,7 +152,7 @@ static int module_exec(PyObject *module)
         ext_add_view(module, state) < 0)
         return -1;
 #ifdef GROWPOOL_TESTING
-    if (ext_add_sim(module, state) < 0)
+    if (ext_add_sim(module, state) < 0 || ext_add_testing(module) < 0)
         return -1;
 #endif
     if (ext_add_capi(module) < 0)

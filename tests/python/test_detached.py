@@ -343,9 +343,9 @@ def test_an_export_is_let_go_without_the_interpreter_beside_a_subinterpreter() -
 # ---- locks ----
 
 
-def test_a_lock_held_on_the_way_into_python_is_reported(sim: Any) -> None:
+def test_a_lock_held_on_the_way_into_python_is_reported() -> None:
     """The witness stands at every entry, so the suite proves that no callback runs under one."""
-    ended = run_python(f"import growpool; growpool._core._sim.enter_under_a_lock({sim.ordinal})")
+    ended = run_python("import growpool; growpool._core._testing.enter_under_a_lock()")
     assert ended.returncode == -signal.SIGABRT
     assert "lock witness: calling out while holding rank 30" in ended.stderr
 

@@ -34,7 +34,7 @@ def reason(call):
         return error.reason
     return None
 def no_locks():
-    assert growpool._core._sim.child_locks() == 0, growpool._core._sim.child_locks()
+    assert growpool._core._testing.child_locks() == 0, growpool._core._testing.child_locks()
 """
 
 

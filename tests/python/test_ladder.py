@@ -74,7 +74,7 @@ def refused(log: Log, grow: Callable[[Any], Any]) -> growpool.OutOfMemoryError:
         before.used_bytes,
         before.physical_bytes - gone,
     )
-    assert growpool._core._sim.check_pool(log.pool) == ""
+    assert growpool._core._testing.check_pool(log.pool) == ""
     return caught.value
 
 
@@ -306,7 +306,7 @@ def test_a_growth_is_refused_at_most_twelve_times(
         assert refuse != "all" or asked == log.refusals  # an attempt ends with the first refusal
         served_in = len(log.out)
         assert pool.stats.physical_bytes == sum(chunk.size for chunk in log.out)
-        assert growpool._core._sim.check_pool(pool) == ""
+        assert growpool._core._testing.check_pool(pool) == ""
         log.refuses = lambda size: False
         log.calls.clear()
         SHAPES[shape](pool)

@@ -98,7 +98,7 @@ def test_another_try(failing: Failing, retry: str, state: str) -> None:
     assert stats.unreturned_bytes == stats.physical_bytes == len(failed) * PAGE
     assert stats.trim_count - trims == 4 - len(failed)
     assert stats.callback_errors - errors == len(failed)
-    assert growpool._core._sim.check_pool(pool) == ""
+    assert growpool._core._testing.check_pool(pool) == ""
     failing.fail()
     assert pool.return_unreturned() == len(failed) * PAGE
     assert pool.return_unreturned() == 0
