@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -101,11 +100,9 @@ def test_a_thread_keeps_one_identity_in_python_until_it_ends(
 
 
 def test_what_alloc_raises_is_a_status_there_and_told_to_the_hook(
-    foreign: ModuleType, monkeypatch: pytest.MonkeyPatch
+    foreign: ModuleType, unraisable: list[Any]
 ) -> None:
     """No call from Python is there to raise it: the thread gets the status and a sentence."""
-    told: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda hook: told.append(hook.exc_value))
     error: list[BaseException] = [KeyError("mine")]
 
     def alloc(size: int, device: int, stream: int) -> growpool.Chunk:
@@ -118,11 +115,11 @@ def test_what_alloc_raises_is_a_status_there_and_told_to_the_hook(
             (KeyboardInterrupt(), "callback failed: the alloc of pool 'theirs' raised"),
             (MemoryError("none"), "out of memory: the backing of pool 'theirs' had no memory"),
         ]:
-            told.clear()
+            unraisable.clear()
             foreign.begin(thread, "allocate", MIB)
             with pytest.raises(RuntimeError, match=message):
                 foreign.wait(thread)
-            assert set(map(id, told)) == {id(error[0])}
+            assert set(map(id, unraisable)) == {id(error[0])}
         assert pool.stats.physical_bytes == 0
         foreign.end(thread)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import threading
 import warnings
 import weakref
@@ -239,14 +238,6 @@ def test_a_close_leaves_them_where_they_are(failing: Failing, way: str) -> None:
     assert pool.is_closed
 
 
-@pytest.fixture
-def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    seen: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda info: seen.append(info.exc_value))
-    yield seen
-    seen.clear()
-
-
 @pytest.mark.parametrize("state", ["open", "closed"])
 def test_a_pool_that_goes_lets_them_go(
     sim: Any, failing: Failing, state: str, unraisable: list[Any]
@@ -385,8 +376,6 @@ pool.free(pool.malloc(2 << 20)); pool.free(pool.malloc(4 << 20))
 pool.trim()
 print(len(pool.unreturned), flush=True)
 del pool
-import time
-time.sleep(0.1)
 """
 
 
