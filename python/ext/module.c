@@ -53,7 +53,8 @@ PyDoc_STRVAR(cuda_unavailable_reason_doc, "cuda_unavailable_reason()\n--\n\n"
                                           "What is missing for 'cuda:0', in a sentence: no driver, "
                                           "too old, no device, no virtual memory\n"
                                           "management. None when nothing is.\n\n"
-                                          "Notes\n-----\nAny thread.");
+                                          "Notes\n-----\nAny thread. Asking is a use of growpool: "
+                                          "processes forked afterwards cannot use it.");
 
 static PyObject *cuda_unavailable_reason(PyObject *module, PyObject *unused)
 {
