@@ -214,7 +214,7 @@ static PyObject *release_message(const struct ext_adapter *adapter, const gp_chu
     char size[32];
     PyObject *name = PyObject_Repr(exception);
     if (name == NULL) {
-        PyErr_Clear();
+        ext_call_drop_exception(adapter->free);
         name = PyUnicode_FromString(Py_TYPE(exception)->tp_name);
     }
     PyObject *message = NULL;

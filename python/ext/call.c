@@ -113,13 +113,29 @@ static int warn(struct ext_call *call, PyObject *message, PyObject *exception)
     return result != NULL ? 0 : -1;
 }
 
-/* What came of a warning while `raised` (taken over) is on its way: an interrupt is raised above it, at the
- * end, and anything else goes to sys.unraisablehook, so nothing is lost. */
+/* What is raised and is no Exception, such as an interrupt, is kept, to be raised at the end above
+ * everything else; true then. Of several the first. */
+static bool keep_interrupt(struct ext_call *call)
+{
+    if (call == NULL || call->base_exception != NULL || PyErr_ExceptionMatches(PyExc_Exception))
+        return false;
+    call->base_exception = py_take_exception();
+    return true;
+}
+
+void ext_call_drop_exception(PyObject *culprit)
+{
+    if (PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear();
+    else if (!keep_interrupt(current))
+        PyErr_WriteUnraisable(culprit);
+}
+
+/* What came of a warning while `raised` (taken over) is on its way: anything but an interrupt goes to
+ * sys.unraisablehook, so nothing is lost. */
 static void keep_warning_error(struct ext_call *call, PyObject *message, PyObject *raised)
 {
-    if (call->base_exception == NULL && !PyErr_ExceptionMatches(PyExc_Exception))
-        call->base_exception = py_take_exception();
-    else
+    if (!keep_interrupt(call))
         PyErr_WriteUnraisable(message);
     py_raise_exception(raised);
 }

@@ -32,7 +32,8 @@ struct ext_call {
     unsigned flags;
     uint64_t deadline; /* CLOCK_MONOTONIC ns after which waits give up; 0 for never */
     PyObject *exception; /* from alloc or a signal handler; a MemoryError yields to any other */
-    PyObject *base_exception; /* from free */
+    PyObject *
+        base_exception; /* no Exception: from free, or from showing or telling of what free raised */
     PyObject *release_errors; /* list of (message, exception) from free; NULL for none */
     struct ext_call *previous;
 };
@@ -51,6 +52,9 @@ struct ext_call *ext_call_current(void);
  * sys.unraisablehook. `culprit` is the callable, `message` (borrowed) the text of a ReleaseWarning. */
 void ext_call_keep_exception(PyObject *culprit);
 void ext_call_keep_release_error(struct module_state *state, PyObject *culprit, PyObject *message);
+/* Drops the raised exception, of something that can be done without. One that is no Exception is kept: it
+ * is nobody's to drop. Attached. */
+void ext_call_drop_exception(PyObject *culprit);
 
 /* For __exit__(exc_type, exc, traceback) in which something was raised: true when that is no Exception and
  * so has to be seen; it gets the body's exception as context. */

@@ -173,7 +173,7 @@ void ext_reenter_python(PyThreadState *saved)
 
 PyThreadState *ext_leave_to_free(void)
 {
-    return gp__thread_has_stream() && PyGILState_Check() ? ext_leave_python() : NULL;
+    return gp__thread_has_stream() && py_is_attached() ? ext_leave_python() : NULL;
 }
 
 void ext_return_from_free(PyThreadState *saved)

@@ -178,12 +178,16 @@ void ext_unpin(struct ext_pin *pin)
 static gp_status end_memory(struct memory_object *self, gp_stream *stream, gp_error *error)
 {
     gp_status status;
+    gp_pool *pool = gp_pool_retain(self->pool->pool);
+    gp_range *range = self->range != NULL ? gp_range_retain(self->range) : NULL;
     self->closed = true;
     PyThreadState *saved = ext_leave_to_free();
-    if (self->range != NULL)
-        status = gp_range_close(self->range, stream, error);
+    if (range != NULL)
+        status = gp_range_close(range, stream, error);
     else
-        status = gp_pool_free(self->pool->pool, self->address, stream, GP_BLOCK_OBJECT, error);
+        status = gp_pool_free(pool, self->address, stream, GP_BLOCK_OBJECT, error);
+    gp_range_release(range);
+    gp_pool_release(pool);
     ext_return_from_free(saved);
     if (status == GP_ERR_STATE && error->reason == GP_REASON_CLOSED)
         status = GP_OK;
@@ -404,15 +408,18 @@ void ext_memory_finalize(PyObject *object)
     gp_range *range = self->range;
     if (self->kind == EXT_VIEW)
         return; /* one that is resurrected is whole, and its memory is still pinned */
-    const bool block = self->kind == EXT_BLOCK && !self->closed && self->pool->pool != NULL;
+    gp_pool *pool = self->kind == EXT_BLOCK && !self->closed ? self->pool->pool : NULL;
     self->closed = true;
     self->range = NULL;
-    if (!block && range == NULL)
+    if (pool == NULL && range == NULL)
         return;
+    if (pool != NULL)
+        gp_pool_retain(pool);
     /* A range may hold the last reference to a closed pool, whose backing lets go of Python objects. */
     PyThreadState *saved = range != NULL ? ext_leave_python() : ext_leave_to_free();
-    if (block)
-        gp_pool_abandon(self->pool->pool, self->address, GP_BLOCK_OBJECT);
+    if (pool != NULL)
+        gp_pool_abandon(pool, self->address, GP_BLOCK_OBJECT);
+    gp_pool_release(pool);
     gp_range_release(range);
     ext_return_from_free(saved);
 }

@@ -53,7 +53,8 @@ PyDoc_STRVAR(cuda_unavailable_reason_doc, "cuda_unavailable_reason()\n--\n\n"
                                           "What is missing for 'cuda:0', in a sentence: no driver, "
                                           "too old, no device, no virtual memory\n"
                                           "management. None when nothing is.\n\n"
-                                          "Notes\n-----\nAny thread.");
+                                          "Notes\n-----\nAny thread. Asking is a use of growpool: "
+                                          "processes forked afterwards cannot use it.");
 
 static PyObject *cuda_unavailable_reason(PyObject *module, PyObject *unused)
 {
@@ -152,7 +153,7 @@ static int module_exec(PyObject *module)
         ext_add_view(module, state) < 0)
         return -1;
 #ifdef GROWPOOL_TESTING
-    if (ext_add_sim(module, state) < 0)
+    if (ext_add_sim(module, state) < 0 || ext_add_testing(module) < 0)
         return -1;
 #endif
     if (ext_add_capi(module) < 0)

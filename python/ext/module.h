@@ -72,6 +72,7 @@ int ext_add_cuda_stream(PyObject *module, struct module_state *state);
 int ext_add_capi(PyObject *module);
 #ifdef GROWPOOL_TESTING
 int ext_add_sim(PyObject *module, struct module_state *state);
+int ext_add_testing(PyObject *module);
 #endif
 
 /* Makes a type from its spec, keeps it in *slot and adds it to the module. `base` NULL: object. */

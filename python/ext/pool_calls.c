@@ -207,8 +207,10 @@ static PyObject *pool_free(struct pool_object *self, PyObject *const *args, Py_s
     gp_status status = GP_ERR_STATE;
     gp_pool *pool = ext_pool_readable(self);
     if (pool != NULL) {
+        gp_pool_retain(pool);
         PyThreadState *saved = ext_leave_to_free();
         status = gp_pool_free(pool, address, stream, 0, &error);
+        gp_pool_release(pool);
         ext_return_from_free(saved);
     }
     gp_stream_release(stream);

@@ -16,6 +16,8 @@
 #include <structmember.h>
 #pragma GCC diagnostic pop
 
+#include <stdbool.h>
+
 #if PY_VERSION_HEX < 0x030B0000
 #error "growpool needs CPython 3.11 or later"
 #endif
@@ -58,6 +60,18 @@ static inline void py_raise_exception(PyObject *exception)
     Py_INCREF(type);
     PyErr_Restore(type, exception, PyException_GetTraceback(exception));
 #endif
+}
+
+/* Whether the calling thread holds the interpreter. PyGILState_Check() says yes to everybody once there
+ * was a subinterpreter. */
+static inline bool py_is_attached(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyThreadState *current = PyThreadState_GetUnchecked();
+#else
+    PyThreadState *current = _PyThreadState_UncheckedGet();
+#endif
+    return current != NULL && current == PyGILState_GetThisThreadState();
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests, and of
- * the core's own: emergency mode and the check of a pool. The first argument of each function but those is N of "sim:N".
+ * growpool._core._sim, in test builds alone: the simulated device's switches for Python tests. The first
+ * argument of each function is N of "sim:N".
  */
 #include "sim.h"
 
@@ -9,13 +9,9 @@
 
 #ifdef GROWPOOL_TESTING
 
-#include "../../backing/lock.h"
-#include "../../backing/memory.h"
 #include "../../tests/support/sim.h"
 #include "../../vmm/pool.h"
 #include "errors.h"
-#include "gate.h"
-#include "pool.h"
 
 /* The simulated device of an ordinal, opened if need be; NULL with an exception. */
 static gp__sim *sim_of(PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted)
@@ -320,15 +316,6 @@ static PyObject *sim_count_violations(PyObject *self, PyObject *const *args, Py_
     return none_unless_raised();
 }
 
-/* () -> how often this process, a forked child, came to a lock of growpool's */
-static PyObject *sim_child_locks(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)self;
-    (void)args;
-    (void)nargs;
-    return PyLong_FromUnsignedLong(gp__witness_child_locks());
-}
-
 static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
@@ -381,31 +368,6 @@ static PyObject *sim_call_attached(PyObject *self, PyObject *const *args, Py_ssi
     return none_unless_raised();
 }
 
-/* (ordinal): enters Python with a lock of growpool's held, which ends a test process */
-static PyObject *sim_enter_under_a_lock(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    struct gp__mutex mutex = GP__MUTEX_INIT(GP__RANK_POOL);
-    (void)self;
-    if (sim_of(args, nargs, 1) == NULL)
-        return NULL;
-    gp__mutex_lock(&mutex);
-    ext_gate_enter();
-    ext_gate_leave();
-    gp__mutex_unlock(&mutex);
-    Py_RETURN_NONE;
-}
-
-/* (ordinal, True: growpool's own heap has no more memory; False: it has): how often it was asked since the
- * last call */
-static PyObject *sim_fail_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)self;
-    int fail = sim_of(args, nargs, 2) != NULL ? PyObject_IsTrue(args[1]) : -1;
-    if (fail < 0)
-        return NULL;
-    return PyLong_FromUnsignedLongLong(gp__memory_fail_at(fail ? 1 : 0, fail));
-}
-
 /* (ordinal): the count starts anew */
 static PyObject *sim_forget_violations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -435,33 +397,6 @@ static PyObject *sim_left_pools(PyObject *self, PyObject *const *args, Py_ssize_
     (void)self;
     gp__sim *sim = sim_of(args, nargs, 1);
     return sim != NULL ? PyLong_FromSize_t(gp__orphans_left(gp__sim_device(sim))) : NULL;
-}
-
-/* (a Pool on any device): "", or which of the core's invariants does not hold */
-static PyObject *sim_check_pool(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    char message[400] = "";
-    (void)self;
-    if (nargs != 1 || strcmp(Py_TYPE(args[0])->tp_name, "growpool.Pool") != 0) {
-        PyErr_SetString(PyExc_TypeError, "a Pool expected");
-        return NULL;
-    }
-    gp_pool *pool = ((struct pool_object *)args[0])->pool;
-    if (pool != NULL && !gp__pool_check(pool, message, sizeof(message)) && message[0] == '\0')
-        return PyUnicode_FromString("an invariant does not hold");
-    return PyUnicode_FromString(message);
-}
-
-/* (whether the first request of every growth, of all pools, is refused) */
-static PyObject *sim_emergency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)self;
-    int enabled = nargs == 1 ? PyObject_IsTrue(args[0]) : -1;
-    if (nargs != 1)
-        PyErr_SetString(PyExc_TypeError, "one argument expected");
-    if (enabled >= 0)
-        gp__set_emergency(enabled);
-    return none_unless_raised();
 }
 
 #define FUNCTION(name_)                                                                            \
@@ -494,7 +429,6 @@ static PyMethodDef sim_functions[] = {
     FUNCTION(ledger),
     FUNCTION(violations),
     FUNCTION(count_violations),
-    FUNCTION(child_locks),
     FUNCTION(log),
     FUNCTION(stop_at),
     FUNCTION(is_stopped),
@@ -502,11 +436,7 @@ static PyMethodDef sim_functions[] = {
     FUNCTION(is_current),
     FUNCTION(call_attached),
     FUNCTION(forget_violations),
-    FUNCTION(enter_under_a_lock),
-    FUNCTION(check_pool),
     FUNCTION(left_pools),
-    FUNCTION(emergency),
-    FUNCTION(fail_memory),
     {NULL, NULL, 0, NULL},
 };
 

@@ -36,7 +36,7 @@ static void stand_still(void)
 
 static const char *before_call(gp__sim *sim, const char *call)
 {
-    const bool attached = PyGILState_Check() != 0;
+    const bool attached = py_is_attached();
     pthread_mutex_lock(&lock);
     if (stop_on == sim && strcmp(stop_call, call) == 0) {
         stop_on = NULL;

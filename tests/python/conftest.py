@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,15 @@ def supplier() -> Iterator[Supplier]:
     if supplier.must_be_empty:
         assert supplier.out == []
         assert supplier.taken == supplier.given
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The exceptions that sys.unraisablehook was given."""
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: seen.append(told.exc_value))
+    yield seen
+    seen.clear()  # they refer to the frames that they went through, and so to chunks
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ def eager_collector(request: pytest.FixtureRequest) -> Iterator[int]:
     gc.set_threshold(request.param)
     yield request.param
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 class Ledger(Supplier):
@@ -47,9 +46,10 @@ class Ledger(Supplier):
         eventually(lambda: self.given and self.taken == self.given)
         assert self.out == []
         assert self.problems == []
-        gc.callbacks.remove(self._note)
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
+def ledger() -> Iterator[Ledger]:
+    ledger = Ledger()
+    yield ledger
+    gc.callbacks.remove(ledger._note)

@@ -73,7 +73,7 @@ def begin() -> None:
     if IS_ON:
         import growpool
 
-        growpool._core._sim.emergency(True)  # type: ignore[attr-defined]
+        growpool._core._testing.emergency(True)  # type: ignore[attr-defined]
 
 
 def refusals() -> int:

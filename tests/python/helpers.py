@@ -76,7 +76,7 @@ def run_python(
         f"signal.setitimer(signal.ITIMER_REAL, {timeout - 5})\n"
     )
     if emergency.IS_ON:
-        watchdog += "import growpool\ngrowpool._core._sim.emergency(True)\n"
+        watchdog += "import growpool\ngrowpool._core._testing.emergency(True)\n"
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(
         [os.path.dirname(os.path.dirname(growpool.__file__)), os.path.dirname(__file__)]

@@ -138,7 +138,7 @@ class World:
 
     def check(self) -> None:
         """The core's invariants, the books, the interpreter, and the device."""
-        assert growpool._core._sim.check_pool(self.pool) == ""
+        assert growpool._core._testing.check_pool(self.pool) == ""
         assert sum(chunk.size for chunk in self.books.out) == self.pool.stats.physical_bytes
         assert all(chunk.is_in_use for chunk in self.books.out)
         assert {id(chunk) for chunk in self.pool.unreturned} <= set(map(id, self.books.out))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,18 +26,25 @@ def make(alloc: Callable[..., Any], supplier: Supplier, **options: Any) -> Pool:
 
 
 def test_free_gets_the_very_object_that_alloc_gave() -> None:
-    given: list[int] = []
+    """Though nobody but the pool keeps it; what free forgets is gone."""
+    given: list[weakref.ref[Chunk]] = []
     taken: list[int] = []
 
     def alloc(size: int, device: int, stream: int) -> Chunk:
         chunk = Chunk.create(size, device)
-        given.append(id(chunk))
-        return chunk  # nobody but the pool keeps it
+        given.append(weakref.ref(chunk))
+        return chunk
 
-    with Pool("host", alloc=alloc, free=lambda c, *_: taken.append(id(c)), chunk_size=PAGE) as pool:
+    def free(chunk: Chunk, size: int, device: int, stream: int) -> None:
+        taken.append(sum(chunk is reference() for reference in given))
+
+    with Pool("host", alloc=alloc, free=free, chunk_size=PAGE) as pool:
         pool.allocate(4 * PAGE)
         gc.collect()
-    assert sorted(given) == sorted(taken)
+        assert None not in [reference() for reference in given]
+    gc.collect()
+    assert taken == [1] * 4
+    assert [reference() for reference in given] == [None] * 4
 
 
 def test_what_callbacks_may_do(supplier: Supplier) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import gc
 import re
 import subprocess
-import sys
 import sysconfig
 import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import growpool
 import pytest
@@ -127,11 +127,9 @@ def test_a_thread_in_c_waits_while_another_gives_back_in_python(
 
 
 def test_a_callbacks_exception_is_a_status_in_c(
-    extension: ModuleType, monkeypatch: pytest.MonkeyPatch
+    extension: ModuleType, unraisable: list[Any]
 ) -> None:
     answers: list[BaseException] = [MemoryError("none left")] * 12 + [KeyError("mine")]
-    seen: list[BaseException | None] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda told: seen.append(told.exc_value))
 
     def alloc(size: int, device: int, stream: int) -> growpool.Chunk:
         raise answers.pop(0)
@@ -139,11 +137,11 @@ def test_a_callbacks_exception_is_a_status_in_c(
     with growpool.Pool("host", alloc=alloc, free=lambda *args: None) as pool:
         with pytest.raises(RuntimeError, match="out of memory"):
             extension.allocate(pool, MIB, "detached")
-        assert seen and all(isinstance(error, MemoryError) for error in seen)
+        assert unraisable and all(isinstance(error, MemoryError) for error in unraisable)
         del answers[:-1]
         with pytest.raises(RuntimeError, match="raised an exception when asked for"):
             extension.allocate(pool, MIB, "detached")
-        assert isinstance(seen[-1], KeyError)
+        assert isinstance(unraisable[-1], KeyError)
         assert pool.stats.physical_bytes == 0
 
 

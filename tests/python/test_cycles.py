@@ -344,8 +344,6 @@ def test_a_pool_waits_for_its_streams_after_it_was_dropped(ledger: Ledger) -> No
     address = buffer.handle
 
     def work() -> None:
-        import ctypes
-
         assert release.wait(20)
         ctypes.memset(address, 1, PAGE)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import growpool
 import pytest
-from helpers import PAGE, Supplier, eventually, run_python
+from helpers import PAGE, Supplier, eventually, run_python, run_quietly
 
 Pool = growpool.Pool
 Chunk = growpool.Chunk
@@ -294,12 +294,58 @@ def test_a_blocking_call_with_the_interpreter_held_is_reported(counting: Any) ->
     counting.forget_violations()
 
 
+@pytest.mark.parametrize("make", [committed, lambda pool: pool.allocate(PAGE, PER_THREAD)])
+def test_what_is_finalised_while_its_close_stands_in_the_driver_ends_once(
+    sim: Any, supplier: Supplier, make: Callable[[Pool], Any]
+) -> None:
+    """By a program that calls finalisers itself, on another thread; the pool's too."""
+    pool = Pool(sim.device, backing=supplier, chunk_size=PAGE)
+    made: list[Any] = []
+
+    def work() -> None:
+        made.append(make(pool))
+        sim.stop_at("event_record")
+        made[0].close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        eventually(sim.is_stopped, 15)
+        made[0].__del__()
+        pool.__del__()  # type: ignore[attr-defined]
+    finally:
+        sim.go_on()
+        thread.join(20)
+    assert made[0].is_closed
+    eventually(lambda: supplier.out == [])
+    eventually(lambda: sim.state.reservation_count == 0)
+
+
+def test_an_export_is_let_go_without_the_interpreter_beside_a_subinterpreter() -> None:
+    """Once there was one, PyGILState_Check() says to every thread that it has the interpreter."""
+    run_quietly(
+        f"""
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        interpreters.create()
+        import growpool
+        from dlpack_reader import Taken
+        with growpool.Pool("sim:1") as pool:
+            taken = Taken(pool.allocate({PAGE}, {PER_THREAD}).__dlpack__(stream=-1))
+            taken.delete()
+            assert pool.stats.used_bytes == 0
+        """
+    )
+
+
 # ---- locks ----
 
 
-def test_a_lock_held_on_the_way_into_python_is_reported(sim: Any) -> None:
+def test_a_lock_held_on_the_way_into_python_is_reported() -> None:
     """The witness stands at every entry, so the suite proves that no callback runs under one."""
-    ended = run_python(f"import growpool; growpool._core._sim.enter_under_a_lock({sim.ordinal})")
+    ended = run_python("import growpool; growpool._core._testing.enter_under_a_lock()")
     assert ended.returncode == -signal.SIGABRT
     assert "lock witness: calling out while holding rank 30" in ended.stderr
 
@@ -382,9 +428,17 @@ def test_backings_called_from_python_keep_the_contract_too(sim: Any) -> None:
     watched.check()
 
 
-@pytest.mark.parametrize("error", [None, MemoryError(), KeyError("mine"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (None, TypeError),
+        (MemoryError(), growpool.OutOfMemoryError),
+        (KeyError("mine"), KeyError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
 def test_the_context_is_restored_whatever_a_callback_does(
-    sim: Any, error: BaseException | None
+    sim: Any, error: BaseException | None, raised: type[BaseException]
 ) -> None:
     def alloc(size: int, device: int, stream: int) -> Any:
         assert sim.is_current() is True
@@ -393,7 +447,7 @@ def test_the_context_is_restored_whatever_a_callback_does(
         return "no chunk"
 
     with Pool(sim.device, alloc=alloc, free=lambda *_: None) as pool:
-        with pytest.raises((growpool.Error, type(error) if error else TypeError)):
+        with pytest.raises(raised):
             pool.malloc(PAGE)
         assert sim.is_current() is None
 

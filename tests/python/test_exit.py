@@ -411,7 +411,7 @@ buffer = pool.allocate(1000, stream=stream)
 closing = threading.Event()
 def work():
     closing.wait()
-    time.sleep(0.1)  # the handlers are over by then, and the wait has begun
+    eventually(lambda: pool.stats.wait_count > 0)
     os.kill(os.getpid(), signal.SIGINT)
     threading.Event().wait()
 stream.submit(work)

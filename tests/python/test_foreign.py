@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -101,11 +100,9 @@ def test_a_thread_keeps_one_identity_in_python_until_it_ends(
 
 
 def test_what_alloc_raises_is_a_status_there_and_told_to_the_hook(
-    foreign: ModuleType, monkeypatch: pytest.MonkeyPatch
+    foreign: ModuleType, unraisable: list[Any]
 ) -> None:
     """No call from Python is there to raise it: the thread gets the status and a sentence."""
-    told: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda hook: told.append(hook.exc_value))
     error: list[BaseException] = [KeyError("mine")]
 
     def alloc(size: int, device: int, stream: int) -> growpool.Chunk:
@@ -118,11 +115,11 @@ def test_what_alloc_raises_is_a_status_there_and_told_to_the_hook(
             (KeyboardInterrupt(), "callback failed: the alloc of pool 'theirs' raised"),
             (MemoryError("none"), "out of memory: the backing of pool 'theirs' had no memory"),
         ]:
-            told.clear()
+            unraisable.clear()
             foreign.begin(thread, "allocate", MIB)
             with pytest.raises(RuntimeError, match=message):
                 foreign.wait(thread)
-            assert set(map(id, told)) == {id(error[0])}
+            assert set(map(id, unraisable)) == {id(error[0])}
         assert pool.stats.physical_bytes == 0
         foreign.end(thread)
 
@@ -157,14 +154,14 @@ def test_a_free_returns_at_once_while_another_thread_has_the_interpreter(
 ) -> None:
     """And it asks growpool's heap for nothing: that has no memory meanwhile."""
     addresses = [allocate(foreign, thread, PAGE) for _ in range(5)]
-    fail_memory = growpool._core._sim.fail_memory  # type: ignore[attr-defined]
+    fail_memory = growpool._core._testing.fail_memory  # type: ignore[attr-defined]
     for address in addresses:
-        fail_memory(0, True)
+        fail_memory(True)
         foreign.begin(thread, "free", address)
         try:
             foreign.wait_attached(thread)  # sits in C with the interpreter held
         finally:
-            asked = fail_memory(0, False)
+            asked = fail_memory(False)
         assert asked == 0
     assert pool.stats.used_bytes == 0
     assert supplier.taken == 0  # no callback ran, on any thread
@@ -176,16 +173,16 @@ def test_a_range_is_dropped_at_once_although_there_is_no_memory(
     foreign: ModuleType, pool: growpool.Pool, supplier: Supplier, thread: int
 ) -> None:
     """What could not be set retiring for want of memory goes at the next safe point."""
-    fail_memory = growpool._core._sim.fail_memory  # type: ignore[attr-defined]
+    fail_memory = growpool._core._testing.fail_memory  # type: ignore[attr-defined]
     foreign.begin(thread, "commit", 7)
     foreign.wait(thread)
     assert pool.stats.used_bytes == 7 * PAGE
-    fail_memory(0, True)
+    fail_memory(True)
     foreign.begin(thread, "drop")
     try:
         foreign.wait_attached(thread)
     finally:
-        fail_memory(0, False)
+        fail_memory(False)
     assert pool.stats.used_bytes == 0
     pool.trim()
     eventually(lambda: supplier.out == [])  # the delivery thread may have been first

@@ -34,7 +34,7 @@ def reason(call):
         return error.reason
     return None
 def no_locks():
-    assert growpool._core._sim.child_locks() == 0, growpool._core._sim.child_locks()
+    assert growpool._core._testing.child_locks() == 0, growpool._core._testing.child_locks()
 """
 
 
@@ -344,7 +344,11 @@ buffer = pool.allocate(PAGE, stream=stream)
 stream.submit(go.wait)
 stream.submit(lambda: None)
 buffer.close()
-threading.Timer(0.05, os.kill, (parent, signal.SIGUSR1)).start()
+waits = pool.stats.wait_count
+def strike():
+    eventually(lambda: pool.stats.wait_count > waits)
+    os.kill(parent, signal.SIGUSR1)
+threading.Thread(target=strike).start()
 try:
     pool.trim()
 except growpool.PoolStateError as error:

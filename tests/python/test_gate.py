@@ -37,7 +37,7 @@ def wait_in_free(*args):
 SETUP
 def work():
     try:
-        with Telling(), growpool.Pool("host", name="of the thread"):
+        with growpool.Pool("host", name="of the thread"), Telling():
             STEP
             told.append("came back")
     except BaseException as error:
@@ -106,4 +106,4 @@ def test_a_thread_that_is_late_is_parked(outputs: dict[str, str], name: str) -> 
 
 def test_a_with_statement_that_ends_late_is_parked_in_it(outputs: dict[str, str]) -> None:
     """The end of the block closes its pool, which is a call into growpool like any other."""
-    assert outputs["about to close its own pool"] == "alive ['came back']\n"
+    assert outputs["about to close its own pool"] == "alive ['came back', '__exit__ None']\n"

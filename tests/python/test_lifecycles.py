@@ -319,29 +319,6 @@ def test_weak_references_to_everything_die_with_it(ledger: Ledger) -> None:
     ledger.done()
 
 
-def test_weak_references_to_a_chunk_live_as_long_as_a_pool_holds_it() -> None:
-    """The pool keeps the very object that alloc returned; what free forgets is gone."""
-    made: list[weakref.ref[growpool.Chunk]] = []
-    given: list[int] = []
-
-    def alloc(size: int, device: int, stream: int) -> growpool.Chunk:
-        chunk = growpool.Chunk.create(size, device)
-        made.append(weakref.ref(chunk))
-        return chunk
-
-    def free(chunk: growpool.Chunk, *args: int) -> None:
-        given.append(sum(chunk is reference() for reference in made))
-
-    pool = Pool("host", alloc=alloc, free=free, chunk_size=PAGE)
-    pool.malloc(2 * PAGE)
-    gc.collect()
-    assert all(reference() is not None for reference in made)
-    pool.close()
-    gc.collect()
-    assert given == [1, 1]
-    assert all(reference() is None for reference in made)
-
-
 def test_a_weak_reference_callback_that_uses_the_pool(ledger: Ledger) -> None:
     pool = Pool("host", backing=ledger)
     used: list[int] = []

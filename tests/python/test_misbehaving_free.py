@@ -11,7 +11,7 @@ import gc
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import growpool
@@ -216,14 +216,6 @@ def test_one_of_two_raises(
         assert run.seen == []
     run.check_unreturned([run.chunks[which]])
     run.check_retry()
-
-
-@pytest.fixture
-def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    seen: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda info: seen.append(info.exc_value))
-    yield seen
-    seen.clear()  # they refer to the frames of free, and so to chunks
 
 
 @DEVICES

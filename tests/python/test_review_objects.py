@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import growpool
@@ -20,14 +19,6 @@ from helpers import PAGE, Supplier, eventually, run_quietly
 
 Pool = growpool.Pool
 Chunk = growpool.Chunk
-
-
-@pytest.fixture
-def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
-    """What went to sys.unraisablehook."""
-    seen: list[BaseException] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda entry: seen.append(entry.exc_value))
-    yield seen
 
 
 # ---- chunks ----
@@ -277,32 +268,6 @@ def failing_pool(error: type[BaseException]) -> tuple[Pool, list[BaseException]]
 
     pool = Pool("host", alloc=lambda s, d, _: Chunk.create(s, d), free=free, chunk_size=PAGE)
     return pool, raised
-
-
-def test_a_release_warning_has_its_cause() -> None:
-    pool, raised = failing_pool(ValueError)
-    pool.free(pool.malloc(1))
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        pool.trim()
-    (entry,) = seen
-    assert isinstance(entry.message, growpool.ReleaseWarning)
-    assert entry.message.__cause__ is raised[0]
-    assert entry.filename == __file__
-    with warnings.catch_warnings(), pytest.raises(growpool.ReleaseWarning) as caught:
-        warnings.simplefilter("error")
-        pool.return_unreturned()
-    assert caught.value.__cause__ is raised[1]
-
-
-def test_every_failure_at_one_line_is_shown() -> None:
-    pool, _ = failing_pool(OSError)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            pool.free(pool.malloc(1))
-            pool.trim()
-    assert len(seen) == len(pool.unreturned) == 3
 
 
 def test_an_interrupt_in_the_end_of_a_with_block_is_not_swallowed() -> None:

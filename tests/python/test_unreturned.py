@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import threading
 import warnings
 import weakref
@@ -98,7 +97,7 @@ def test_another_try(failing: Failing, retry: str, state: str) -> None:
     assert stats.unreturned_bytes == stats.physical_bytes == len(failed) * PAGE
     assert stats.trim_count - trims == 4 - len(failed)
     assert stats.callback_errors - errors == len(failed)
-    assert growpool._core._sim.check_pool(pool) == ""
+    assert growpool._core._testing.check_pool(pool) == ""
     failing.fail()
     assert pool.return_unreturned() == len(failed) * PAGE
     assert pool.return_unreturned() == 0
@@ -239,14 +238,6 @@ def test_a_close_leaves_them_where_they_are(failing: Failing, way: str) -> None:
     assert pool.is_closed
 
 
-@pytest.fixture
-def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    seen: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda info: seen.append(info.exc_value))
-    yield seen
-    seen.clear()
-
-
 @pytest.mark.parametrize("state", ["open", "closed"])
 def test_a_pool_that_goes_lets_them_go(
     sim: Any, failing: Failing, state: str, unraisable: list[Any]
@@ -338,6 +329,25 @@ def test_an_exception_that_cannot_be_shown_is_named_by_its_type(failing: Failing
     pool.close()
 
 
+def test_an_interrupt_while_an_exception_is_shown_is_raised(failing: Failing) -> None:
+    """It is not the exception's to swallow; the warning, with the cause, comes all the same."""
+
+    class Slow(Exception):
+        def __repr__(self) -> str:
+            raise KeyboardInterrupt("meanwhile")
+
+    pool = Pool("host", backing=failing)
+    pool.free(pool.malloc(1))
+    failing.fail(Slow())
+    with (
+        pytest.warns(growpool.ReleaseWarning, match="raised Slow for chunk"),
+        pytest.raises(KeyboardInterrupt, match="meanwhile"),
+    ):
+        pool.trim()
+    assert pool.return_unreturned() == PAGE
+    pool.close()
+
+
 def test_a_free_that_takes_other_arguments(sim: Any) -> None:
     made: list[Chunk] = []
 
@@ -366,8 +376,6 @@ pool.free(pool.malloc(2 << 20)); pool.free(pool.malloc(4 << 20))
 pool.trim()
 print(len(pool.unreturned), flush=True)
 del pool
-import time
-time.sleep(0.1)
 """
 
 
