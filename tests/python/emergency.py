@@ -56,9 +56,6 @@ LEFT_OUT = {
     "test_misbehaving_free.py::test_what_it_may_do": (
         "counts the frees of an operation, and the refused growth gives all idle chunks back"
     ),
-    "test_promises.py::test_a_call_that_comes_late_is_parked": (
-        "a handler that is registered before the import, which the mode's switch needs"
-    ),
     "test_sim.py::test_cross_stream_reuse_waits_for_the_ticket": (
         "the refused growth waits for the stream that the test holds up"
     ),

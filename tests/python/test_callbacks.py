@@ -130,6 +130,21 @@ def test_re_entry_by_way_of_another_pool(supplier: Supplier) -> None:
     assert len(answers) == 4
 
 
+def test_a_finaliser_in_the_course_of_an_exception(sim: Any) -> None:
+    """What C enters Python for while an exception is under way neither sees it nor loses it."""
+    seen: list[int] = []
+
+    class Owner:
+        def __del__(self) -> None:
+            seen.append(1)
+
+    first = Chunk.create(PAGE, sim.device)
+    with pytest.raises(ZeroDivisionError):
+        [Chunk.from_handle(first.handle, PAGE, sim.device, owner=Owner()), 1 // len(seen)]
+    assert seen == [1]
+    first.close()
+
+
 def test_what_a_pool_raises_inside_a_callback_of_another_comes_out_unchanged(
     supplier: Supplier,
 ) -> None:
