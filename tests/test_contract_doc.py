@@ -34,7 +34,8 @@ def is_test(path: Path, name: str) -> bool:
     if path.suffix == ".c":
         return re.search(rf"\bTEST\w*\({name}\)|cmocka_unit_test\w*\(\s*{name}\b", text) is not None
     name, _, case = name.partition("[")
-    return f"def {name}(" in text and case.rstrip("]") in text
+    made = re.search(rf"^(?:def {name}\(|{name} = )", text, re.M)
+    return made is not None and case.rstrip("]") in text
 
 
 def test_there_are_ten_promises() -> None:
