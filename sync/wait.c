@@ -182,9 +182,10 @@ static gp_status wait_stream(struct gp__timeline *timeline, gp_stream *stream, u
         status = gp__fence_record(timeline, stream, error);
     while (status == GP_OK && stream->passed < ticket && stream->fences != NULL) {
         status = wait_fence(timeline, stream->fences, interrupt, error);
-        gp__timeline_poll(timeline);
         if (status == GP_NOT_READY)
             status = GP_OK;
+        if (status == GP_OK)
+            gp__timeline_poll(timeline);
     }
     bool passed = stream->passed >= ticket || stream->state == GP__STREAM_FORGOTTEN;
     gp__mutex_unlock(timeline->lock);

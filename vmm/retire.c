@@ -319,6 +319,8 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
     struct gp__reaped reaped;
     size_t bytes = 0, count = 0;
     gp_status status = gp__reap(&pool->timeline, list, mode, interrupt, &reaped, error);
+    if (gp__check_fork(NULL) != GP_OK)
+        return status; /* the interrupt hook forked: what was unmapped is the parent's to return */
     struct gp__segment *dead = NULL;
     gp__mutex_lock(&pool->lock);
     note_unmapped(pool, reaped.unmapped, &dead);
