@@ -186,20 +186,22 @@ gp_status gp__orphans_close(gp_device *device, const struct gp__interrupt *inter
                             gp_error *error)
 {
     gp_pool *pool = take_left(device);
-    bool stopped = false;
+    gp_status stopped = GP_OK;
     while (pool != NULL) {
         gp_pool *next = pool->next_left;
-        gp_error stop = {0};
-        if (stopped) {
+        gp_error told = {0};
+        if (stopped != GP_OK) {
             leave(pool);
-        } else if (close_left(pool, interrupt, &stop) == GP_ERR_INTERRUPTED) {
-            stopped = true;
-            if (error != NULL)
-                *error = stop;
+        } else {
+            gp_status status = close_left(pool, interrupt, &told);
+            if (status == GP_ERR_INTERRUPTED || gp__check_fork(NULL) != GP_OK)
+                stopped = status;
+            if (stopped != GP_OK && error != NULL)
+                *error = told;
         }
         pool = next;
     }
-    return stopped ? GP_ERR_INTERRUPTED : GP_OK;
+    return stopped;
 }
 
 /* ---- the reaper's part --------------------------------------------------------------------- */

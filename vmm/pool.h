@@ -547,8 +547,8 @@ size_t gp__orphans_left(const gp_device *device);
  * context would invalidate the capture. lock: not held. */
 bool gp__orphans_wanted(gp_pool *pool);
 /* At the end of an explicit call: closes what pools of the device left because of owners that only a
- * context-wide fence covers. GP_OK, or GP_ERR_INTERRUPTED: the rest is left to the next such call. lock:
- * not held. */
+ * context-wide fence covers. GP_OK, or GP_ERR_INTERRUPTED: the rest is left to the next such call; or what
+ * is told to a child in which a callback came back. lock: not held. */
 gp_status gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt,
                             gp_error *error);
 

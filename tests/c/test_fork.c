@@ -509,6 +509,49 @@ static void the_wait_of_a_request_may_be_forked(void **state)
     world_end(&world);
 }
 
+/* ---- pools that were let go ---- */
+
+/* A pool with memory that anybody may still use, let go; it waits for another pool's call to close it. */
+static void leave_pool(void)
+{
+    gp_pool_options options = {.device = world.device,
+                               .backing = world.backing,
+                               .chunk_size = PAGE,
+                               .limit = GP_NO_LIMIT,
+                               .flags = GP_POOL_NO_REAPER};
+    gp_pool *pool = NULL;
+    gp_stream *stream = NULL;
+    uintptr_t block;
+    size_t before = gp__orphans_left(world.device);
+
+    CHECK_OK(gp_pool_create(&options, &pool, &world.error), &world.error);
+    CHECK_OK(gp_pool_stream(pool, world.handle[0], &stream, &world.error), &world.error);
+    CHECK_OK(gp_pool_malloc(pool, PAGE, stream, 0, &block, &world.error), &world.error);
+    CHECK_OK(gp_pool_pin(pool, block, true, &world.error), &world.error);
+    gp_pool_unpin(pool, block);
+    gp_stream_release(stream);
+    gp_pool_release(pool);
+    while (gp__orphans_left(world.device) == before)
+        (void)usleep(100);
+}
+
+/* The child leaves the second of two such pools, and the calling pool, as they are. */
+static void closing_what_others_left_may_be_forked(void **state)
+{
+    gp_status (*const operations[])(gp_error * error) = {trim, drain, close_pool};
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        begin_world(fork_in_wait);
+        leave_pool();
+        leave_pool();
+        world.before_free = fork_before_free;
+        forks("the free of a pool that was left", 0, operations[i]);
+        CHECK(gp__orphans_left(world.device) == 0, "a pool is still left");
+        world_end(&world);
+    }
+}
+
 /* ---- the thread that delivers ---- */
 
 static void wait_until_returned(void)
@@ -544,6 +587,7 @@ int main(void)
         cmocka_unit_test(free_may_fork),
         cmocka_unit_test(a_wait_may_be_forked),
         cmocka_unit_test(the_wait_of_a_request_may_be_forked),
+        cmocka_unit_test(closing_what_others_left_may_be_forked),
         cmocka_unit_test(a_delivery_may_fork),
         /* Last: the worker of its stream frees what it has when it ends, sometime. */
         cmocka_unit_test(every_call_in_a_forked_child_says_so),
