@@ -65,7 +65,7 @@ static void call(struct gp__reaper_client *client)
             client->due = due;
     }
     current = NULL;
-    pthread_cond_broadcast(&changed);
+    gp__condition_broadcast(&changed);
 }
 
 static void *run(void *unused)
@@ -86,7 +86,7 @@ static void *run(void *unused)
             return NULL; /* the client forked: in the child this is the only thread */
     }
     ended = true;
-    pthread_cond_broadcast(&changed);
+    gp__condition_broadcast(&changed);
     gp__mutex_unlock(&lock);
     return NULL;
 }
@@ -131,7 +131,7 @@ static void kick(struct gp__reaper_client *client)
         client->due = 0;
         if (!started)
             started = start_thread();
-        pthread_cond_broadcast(&changed);
+        gp__condition_broadcast(&changed);
     }
 }
 
@@ -183,7 +183,7 @@ bool gp__reaper_stop(uint64_t timeout_ns)
         now = gp__monotonic_ns();
     }
     stopping = true;
-    pthread_cond_broadcast(&changed);
+    gp__condition_broadcast(&changed);
     while (started && !ended && (now = gp__monotonic_ns()) < deadline)
         gp__condition_wait(&changed, &lock, deadline - now);
     bool stopped = !started || ended;

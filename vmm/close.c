@@ -54,7 +54,7 @@ void gp__pool_leave(gp_pool *pool)
 {
     gp__mutex_lock(&pool->lock);
     pool->visitors--;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
 }
 

@@ -218,7 +218,7 @@ gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *e
     gp__mutex_lock(&pool->lock);
     pool->trim_count += count;
     pool->deliveries--;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
     if (returned != NULL)
         *returned = bytes;
