@@ -8,8 +8,7 @@
 
 #include "../backing/memory.h"
 
-#define SLEEP_NS        UINT64_C(5000000)
-#define ORPHAN_SLICE_NS UINT64_C(20000000)
+#define SLEEP_NS UINT64_C(5000000)
 
 /* ---- common -------------------------------------------------------------------------------- */
 

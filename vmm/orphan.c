@@ -86,13 +86,20 @@ static bool is_left(const gp_pool *pool)
     return left;
 }
 
+/* Puts the pool on the list, which takes over the caller's reference; not one that its user has closed
+ * meanwhile, when there was nothing on the list to let go of. */
 static void leave(gp_pool *pool)
 {
     gp__mutex_lock(&left_lock);
+    bool closed = gp_pool_is_closed(pool);
     pool->left = true;
-    pool->next_left = left_pools;
-    left_pools = pool;
+    if (!closed) {
+        pool->next_left = left_pools;
+        left_pools = pool;
+    }
     gp__mutex_unlock(&left_lock);
+    if (closed)
+        gp_pool_release(pool);
 }
 
 /* Takes one pool off the list; false when it was not on it. */
