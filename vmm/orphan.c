@@ -14,7 +14,6 @@
 #include "../backing/memory.h"
 
 #define SLICE_NS UINT64_C(20000000)
-#define GRAPH_NS UINT64_C(50000000) /* how often living graphs are asked about */
 
 /* Ranked below pools, so it is taken before any. Guards `left`, `next_left` and the list. */
 static struct gp__mutex left_lock = GP__MUTEX_INIT(GP__RANK_REAPER);
@@ -250,7 +249,7 @@ static uint64_t service(gp_pool *pool, bool orphaned)
     bool graphs = gp__arenas_alive(pool);
     gp__mutex_unlock(&pool->lock);
     if (graphs)
-        return GRAPH_NS;
+        return GP__REAPER_WATCH_NS; /* for whoever destroys them */
     if (!is_hopeless(pool))
         return SLICE_NS / 4;
     if (!orphaned)
