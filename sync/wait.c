@@ -207,8 +207,9 @@ static gp_status refuse_capture(struct gp__timeline *timeline, const gp_stream *
                                 gp_error *error)
 {
     bool capturing = false;
-    gp_status status = timeline->device->driver->stream_capturing(timeline->device, &stream->key,
-                                                                  &capturing, error);
+    struct gp__stream_key key = gp__stream_key(stream);
+    gp_status status =
+        timeline->device->driver->stream_capturing(timeline->device, &key, &capturing, error);
     if (status != GP_OK || !capturing)
         return status;
     return gp_error_set(error, GP_ERR_CAPTURE,
@@ -258,7 +259,8 @@ gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_s
     }
     fence->waiters++; /* nobody records it anew meanwhile */
     gp__mutex_unlock(timeline->lock);
-    status = device->driver->stream_wait(device, &to->key, fence->event, error);
+    struct gp__stream_key key = gp__stream_key(to);
+    status = device->driver->stream_wait(device, &key, fence->event, error);
     gp__mutex_lock(timeline->lock);
     if (--fence->waiters == 0 && fence->passed)
         gp__fence_let_go(timeline, fence);
