@@ -166,7 +166,6 @@ struct gp_pool {
     int (*interrupted)(void *context); /* the user's hook; NULL: none */
     void *interrupted_context;
     struct gp__interrupt interrupt; /* gp__pool_interrupted(), around that hook */
-    unsigned generation; /* of the process that made it */
 
     uint64_t references; /* atomic */
     struct gp__mutex lock;
