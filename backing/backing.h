@@ -273,8 +273,9 @@ GP_API void *gp_chunk_user(const gp_chunk *chunk);
  *     trim that waits, when no queued chunk or free is.
  *  9. THE END. After gp_begin_exit() neither alloc nor free is called, nor the driver; destroy only by
  *     who drops the last reference.
- * 10. FORK. In a forked child everything reports GP_ERR_STATE (forked): no callback, no driver call, no
- *     lock; what the parent has is untouched.
+ * 10. FORK. In a forked child everything reports GP_ERR_STATE (forked): no callback but destroy, as in 9, no
+ *     driver call, no lock; what the parent has is untouched. After a callback that forked the call that it
+ *     belongs to fails in the child, whatever the callback answers there.
  */
 
 typedef struct gp_request {

@@ -93,7 +93,7 @@ struct gp__timeline {
 /* lock: not needed. */
 void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct gp__mutex *lock,
                        uint64_t (*slots_in_use)(void *context), void *context);
-/* Destroys events; leaves the driver alone when exiting or forked. No other call may be under way. */
+/* Destroys events; leaves the driver alone when exiting. No other call may be under way. */
 void gp__timeline_destroy(struct gp__timeline *timeline);
 
 /* Finds or adds the stream behind `handle`; *out is a new reference. While it captures, and

@@ -233,8 +233,8 @@ gp_status gp__pool_not_inside(const gp_pool *pool, const char *operation, gp_err
 /* Counts this thread among those that close() waits for; GP_ERR_STATE when it is too late. */
 gp_status gp__pool_visit(gp_pool *pool, gp_error *error);
 void gp__pool_leave(gp_pool *pool);
-/* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the interrupt (may be NULL) says so. lock: held,
- * dropped inside. */
+/* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the interrupt (may be NULL) says so; GP_ERR_STATE at once
+ * in a forked child. lock: held, dropped inside. */
 gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error);
 /* GP_ERR_ARGUMENT for a stream of another pool. */
 gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error);
