@@ -36,14 +36,14 @@ static void stand_still(void)
 
 static const char *before_call(gp__sim *sim, const char *call, bool may_block)
 {
-    const bool wrong = may_block && PyGILState_Check() != 0;
+    const bool attached = PyGILState_Check() != 0;
     pthread_mutex_lock(&lock);
     if (stop_on == sim && strcmp(stop_call, call) == 0) {
         stop_on = NULL;
         stand_still();
     }
     pthread_mutex_unlock(&lock);
-    return wrong ? "may block, and the interpreter is held" : NULL;
+    return may_block && attached ? "may block, and the interpreter is held" : NULL;
 }
 
 void ext_sim_stop_at(struct gp__sim *sim, const char *call)
