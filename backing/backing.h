@@ -267,13 +267,15 @@ GP_API void *gp_chunk_user(const gp_chunk *chunk);
  *     blocks of the same pool, record streams and read statistics. What would call the same pool's
  *     backing again on that thread, and waiting for the pool, is GP_ERR_REENTRANT.
  *  8. LIFETIME. The context lives until destroy, which comes once, after the last free and with the last
- *     reference. Frees, abandons and unpins only queue: free runs in a growth, trim, drain, limit change or
- *     close, or on the reaper's thread. gp_pool_close() returns when no grower, queued chunk or free
- *     under way is left; gp_pool_drain() and a trim that waits, when no queued chunk or free is.
+ *     reference. Frees, abandons, unpins and a new limit only queue: free runs in a growth, a trim or
+ *     decommit that waits, drain, gp_pool_return_unreturned() or close, or on the reaper's thread.
+ *     gp_pool_close() returns when no grower, queued chunk or free under way is left; gp_pool_drain() and a
+ *     trim that waits, when no queued chunk or free is.
  *  9. THE END. After gp_begin_exit() neither alloc nor free is called, nor the driver; destroy only by
  *     who drops the last reference.
- * 10. FORK. In a forked child everything reports GP_ERR_STATE (forked): no callback, no driver call, no
- *     lock; what the parent has is untouched.
+ * 10. FORK. In a forked child everything reports GP_ERR_STATE (forked): no callback but destroy, as in 9, no
+ *     driver call, no lock; what the parent has is untouched. After a callback that forked the call that it
+ *     belongs to fails in the child, whatever the callback answers there.
  */
 
 typedef struct gp_request {

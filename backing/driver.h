@@ -187,8 +187,8 @@ gp_status gp__driver_error(gp_error *error, gp_status status, const char *call, 
                            const char *name, uintptr_t va, size_t size);
 
 /* 0 in the process that first used growpool, and one more in every fork of it; a process that only
- * loaded growpool passes nothing on, so its children count as the first again. Objects remember the
- * value they were made under; a different value means "this is a forked child". No lock. */
+ * loaded growpool passes nothing on, so its children count as the first again. Anything but 0 means
+ * "this is a forked child", where every object is the parent's, for none can be made. No lock. */
 unsigned gp__fork_generation(void);
 /* Before anything that could be found half done by a fork, the first lock included. No lock. */
 void gp__note_use(void);

@@ -161,7 +161,7 @@ static void count_completed(struct stream_state *state)
 {
     gp__mutex_lock(&state->lock);
     atomic_fetch_add_explicit(&state->completed, 1, memory_order_release);
-    (void)pthread_cond_broadcast(&state->done);
+    gp__condition_broadcast(&state->done);
     gp__mutex_unlock(&state->lock);
 }
 

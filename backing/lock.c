@@ -238,3 +238,11 @@ void gp__condition_wait(pthread_cond_t *condition, struct gp__mutex *mutex, uint
     struct timespec deadline = deadline_after(timeout_ns);
     (void)pthread_cond_timedwait(condition, &mutex->native, &deadline);
 }
+
+void gp__condition_broadcast(pthread_cond_t *condition)
+{
+    if (is_forked_child()) {
+        return; /* the C library would wait for sleepers that are not here */
+    }
+    (void)pthread_cond_broadcast(condition);
+}

@@ -52,6 +52,8 @@ void gp__mutex_unlock(struct gp__mutex *mutex);
  * must be the only growpool lock held. `condition` must come from gp__condition_init(). */
 void gp__condition_init(pthread_cond_t *condition);
 void gp__condition_wait(pthread_cond_t *condition, struct gp__mutex *mutex, uint64_t timeout_ns);
+/* Wakes everybody who sleeps there. */
+void gp__condition_broadcast(pthread_cond_t *condition);
 
 /* CLOCK_MONOTONIC in nanoseconds: what every timeout of the core is measured by. */
 uint64_t gp__monotonic_ns(void);

@@ -96,24 +96,27 @@ void gp__timeline_poll(struct gp__timeline *timeline)
 enum gp__fate gp__stream_fate(gp_device *device, const gp_stream *stream, uint64_t *id)
 {
     struct gp__stream_key now;
+    bool unnamed = __atomic_load_n(&stream->unnamed, __ATOMIC_ACQUIRE);
+    uint64_t known = gp_stream_id(stream);
     gp_status status = device->driver->stream_resolve(device, stream->key.handle, &now, NULL);
-    *id = stream->key.id;
+    *id = known;
     if (status == GP_ERR_ARGUMENT)
         return GP__FATE_ENDED;
     if (status != GP_OK)
         return GP__FATE_HERE;
-    if (stream->unnamed && now.context == stream->key.context) {
+    if (unnamed && now.context == stream->key.context) {
         *id = now.id;
         return GP__FATE_HERE;
     }
-    return now.id == stream->key.id && now.context == stream->key.context ? GP__FATE_HERE
-                                                                          : GP__FATE_REPLACED;
+    return now.id == known && now.context == stream->key.context ? GP__FATE_HERE
+                                                                 : GP__FATE_REPLACED;
 }
 
 void gp__stream_note_fate(struct gp__timeline *timeline, gp_stream *stream, enum gp__fate fate,
                           uint64_t id, uint64_t ticket)
 {
-    if (fate == GP__FATE_HERE && id != stream->key.id)
+    /* Another thread may have learnt the id meanwhile. */
+    if (fate == GP__FATE_HERE && stream->unnamed && id != stream->key.id)
         gp__stream_name(stream, id);
     if (fate == GP__FATE_ENDED && timeline->device->ended_streams_passed)
         gp__fence_pass(timeline, stream, ticket);
@@ -155,10 +158,11 @@ gp_status gp__fence_record(struct gp__timeline *timeline, gp_stream *stream, gp_
     bool capturing = false;
     uint64_t id;
     enum gp__fate fate = gp__stream_fate(device, stream, &id);
+    struct gp__stream_key key = gp__stream_key(stream);
     if (fate == GP__FATE_HERE)
-        status = device->driver->stream_capturing(device, &stream->key, &capturing, error);
+        status = device->driver->stream_capturing(device, &key, &capturing, error);
     if (fate == GP__FATE_HERE && status == GP_OK && !capturing)
-        status = device->driver->event_record(device, fence->event, &stream->key, error);
+        status = device->driver->event_record(device, fence->event, &key, error);
     gp__mutex_lock(timeline->lock);
     stream->recording--;
     gp__stream_note_fate(timeline, stream, fate, id, ticket);

@@ -5,17 +5,22 @@
  */
 #include "reap.h"
 
+#include "../backing/backing_internal.h"
+
 static void push(struct gp__retired **list, struct gp__retired *item)
 {
     item->next = *list;
     *list = item;
 }
 
-/* Whether the chunk may be unmapped now; waits if the mode says so. */
+/* Whether the chunk may be unmapped now; waits if the mode says so. In a forked child none may. */
 static gp_status await(struct gp__timeline *timeline, const struct gp__retired *item,
                        enum gp__reap_mode mode, const struct gp__interrupt *interrupt,
                        gp_error *error)
 {
+    gp_status status = gp__check_fork(error);
+    if (status != GP_OK)
+        return status;
     if (mode != GP__REAP_READY) {
         enum gp__reach reach = mode == GP__REAP_SEEN ? GP__REACH_SEEN : GP__REACH_ALL;
         return gp__timeline_wait(timeline, item->owners, reach, interrupt, error);
@@ -52,7 +57,9 @@ gp_status gp__reap(struct gp__timeline *timeline, struct gp__retired *list, enum
     gp__assert_no_lock();
     *out = (struct gp__reaped){NULL, NULL, NULL};
     struct gp__entry entry;
-    gp_status first = timeline->device->driver->enter(timeline->device, &entry, error);
+    gp_status first = gp__check_fork(error);
+    if (first == GP_OK)
+        first = timeline->device->driver->enter(timeline->device, &entry, error);
     if (first != GP_OK) {
         out->kept = list;
         return first;

@@ -32,7 +32,7 @@ struct gp__reaped {
 
 /* Waits as `mode` says, unmaps, and sorts the list into *out; it never calls up. An error (a capture,
  * an interrupt, a fence or an unmap that the driver refused) is reported after everything else that
- * can be done was done. Callers own `list`: nobody else touches its items meanwhile. Enters the
+ * can be done was done. If the interrupt hook forked, the child keeps the rest as it is. Callers own `list`: nobody else touches its items meanwhile. Enters the
  * device itself. lock: dropped. */
 gp_status gp__reap(struct gp__timeline *timeline, struct gp__retired *list, enum gp__reap_mode mode,
                    const struct gp__interrupt *interrupt, struct gp__reaped *out, gp_error *error);

@@ -53,19 +53,18 @@ static void unlist(struct gp__reaper_client *client)
 static void call(struct gp__reaper_client *client)
 {
     current = client;
-    client->running = true;
     client->due = UINT64_MAX;
     gp__mutex_unlock(&lock);
     uint64_t delay = client->function(client->context);
     gp__mutex_lock(&lock);
     if (current == client) {
-        client->running = false;
+        client->watches = delay >= GP__REAPER_WATCH_NS;
         uint64_t due = delay == UINT64_MAX ? UINT64_MAX : gp__monotonic_ns() + delay;
         if (due < client->due)
             client->due = due;
     }
     current = NULL;
-    pthread_cond_broadcast(&changed);
+    gp__condition_broadcast(&changed);
 }
 
 static void *run(void *unused)
@@ -86,7 +85,7 @@ static void *run(void *unused)
             return NULL; /* the client forked: in the child this is the only thread */
     }
     ended = true;
-    pthread_cond_broadcast(&changed);
+    gp__condition_broadcast(&changed);
     gp__mutex_unlock(&lock);
     return NULL;
 }
@@ -129,9 +128,10 @@ static void kick(struct gp__reaper_client *client)
             client->listed = true;
         }
         client->due = 0;
+        client->watches = false;
         if (!started)
             started = start_thread();
-        pthread_cond_broadcast(&changed);
+        gp__condition_broadcast(&changed);
     }
 }
 
@@ -169,6 +169,27 @@ void gp__reaper_remove(struct gp__reaper_client *client)
     gp__mutex_unlock(&lock);
 }
 
+/* Has those that watch called at once. lock: held. */
+static void look_once_more(void)
+{
+    for (struct gp__reaper_client *client = clients; client != NULL; client = client->next) {
+        if (client->due != UINT64_MAX && client->watches) {
+            client->due = 0;
+            client->watches = false;
+        }
+    }
+    gp__condition_broadcast(&changed);
+}
+
+/* lock: held. */
+static bool is_busy(void)
+{
+    bool busy = current != NULL;
+    for (const struct gp__reaper_client *client = clients; client != NULL; client = client->next)
+        busy = busy || (client->due != UINT64_MAX && !client->watches);
+    return busy;
+}
+
 bool gp__reaper_stop(uint64_t timeout_ns)
 {
     if (!enter())
@@ -177,13 +198,14 @@ bool gp__reaper_stop(uint64_t timeout_ns)
     uint64_t deadline = timeout_ns > UINT64_MAX - start ? UINT64_MAX : start + timeout_ns;
     gp__mutex_lock(&lock);
     uint64_t now = start;
-    while (started && !ended && (current != NULL || earliest() != NULL) && now < deadline) {
+    look_once_more();
+    while (started && !ended && is_busy() && now < deadline) {
         uint64_t left = deadline - now;
         gp__condition_wait(&changed, &lock, left < IDLE_LOOK_NS ? left : IDLE_LOOK_NS);
         now = gp__monotonic_ns();
     }
     stopping = true;
-    pthread_cond_broadcast(&changed);
+    gp__condition_broadcast(&changed);
     while (started && !ended && (now = gp__monotonic_ns()) < deadline)
         gp__condition_wait(&changed, &lock, deadline - now);
     bool stopped = !started || ended;

@@ -17,6 +17,9 @@
 
 #include "../backing/backing.h"
 
+/* What a client says that can only look again and again whether others did something. */
+#define GP__REAPER_WATCH_NS UINT64_C(50000000)
+
 /* Does what is due and returns nanoseconds until the next call; UINT64_MAX: when kicked. */
 typedef uint64_t (*gp__reaper_function)(void *context);
 
@@ -26,7 +29,7 @@ struct gp__reaper_client {
     struct gp__reaper_client *next;
     uint64_t due; /* CLOCK_MONOTONIC ns; UINT64_MAX: not scheduled */
     bool listed;
-    bool running;
+    bool watches; /* its latest call said GP__REAPER_WATCH_NS or more */
     bool removed;
 };
 
@@ -39,8 +42,8 @@ void gp__reaper_kick(struct gp__reaper_client *client);
 void gp__reaper_hand_over(struct gp__reaper_client *client, bool *flag);
 void gp__reaper_remove(struct gp__reaper_client *client);
 /* Waits until no client has anything to do, now or at a time it named, then stops the thread and waits for
- * it; all of it at most timeout_ns, and the thread is told to stop in any case. True if it ended. For
- * process exit. */
+ * it; all of it at most timeout_ns, and the thread is told to stop in any case. A client that watches is
+ * called once more and not waited for. True if the thread ended. For process exit. */
 bool gp__reaper_stop(uint64_t timeout_ns);
 
 #endif

@@ -54,7 +54,8 @@ struct gp_stream {
     uint64_t timeline; /* the number of the timeline it belongs to */
     uint64_t references; /* atomic; the timeline's list holds one */
     uint64_t thread; /* gp__thread_id() of the owner when key.thread_bound */
-    bool unnamed; /* met while it captured: its id cannot be asked for before the capture ends */
+    bool
+        unnamed; /* met while it captured: its id cannot be asked for before the capture ends. Atomic */
     int slot; /* GP__SLOT_NONE while it owns nothing we know of */
     enum gp__stream_state state; /* changed under the lock, by gp__stream_set_state() */
     uint64_t passed; /* highest ticket passed */
@@ -92,7 +93,7 @@ struct gp__timeline {
 /* lock: not needed. */
 void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct gp__mutex *lock,
                        uint64_t (*slots_in_use)(void *context), void *context);
-/* Destroys events; leaves the driver alone when exiting or forked. No other call may be under way. */
+/* Destroys events; leaves the driver alone when exiting. No other call may be under way. */
 void gp__timeline_destroy(struct gp__timeline *timeline);
 
 /* Finds or adds the stream behind `handle`; *out is a new reference. While it captures, and
@@ -107,11 +108,20 @@ static inline bool gp__stream_owns(const gp_stream *stream, uint64_t slots)
 {
     return stream->slot != GP__SLOT_NONE && (slots >> stream->slot & 1) != 0;
 }
-/* The stream's id became known; gp_stream_id() reads it without the lock. lock: held. */
+/* The stream's id became known; it is read without the lock, but after `unnamed`. lock: held. */
 static inline void gp__stream_name(gp_stream *stream, uint64_t id)
 {
     __atomic_store_n(&stream->key.id, id, __ATOMIC_RELAXED);
-    stream->unnamed = false;
+    __atomic_store_n(&stream->unnamed, false, __ATOMIC_RELEASE);
+}
+/* The stream's key, for the device, while another thread may learn the id. lock: not needed. */
+static inline struct gp__stream_key gp__stream_key(const gp_stream *stream)
+{
+    return (struct gp__stream_key){.handle = stream->key.handle,
+                                   .context = stream->key.context,
+                                   .id = gp_stream_id(stream),
+                                   .always_passed = stream->key.always_passed,
+                                   .thread_bound = stream->key.thread_bound};
 }
 static inline void gp__stream_set_state(gp_stream *stream, enum gp__stream_state state)
 {

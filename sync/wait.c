@@ -182,9 +182,10 @@ static gp_status wait_stream(struct gp__timeline *timeline, gp_stream *stream, u
         status = gp__fence_record(timeline, stream, error);
     while (status == GP_OK && stream->passed < ticket && stream->fences != NULL) {
         status = wait_fence(timeline, stream->fences, interrupt, error);
-        gp__timeline_poll(timeline);
         if (status == GP_NOT_READY)
             status = GP_OK;
+        if (status == GP_OK)
+            gp__timeline_poll(timeline);
     }
     bool passed = stream->passed >= ticket || stream->state == GP__STREAM_FORGOTTEN;
     gp__mutex_unlock(timeline->lock);
@@ -206,8 +207,9 @@ static gp_status refuse_capture(struct gp__timeline *timeline, const gp_stream *
                                 gp_error *error)
 {
     bool capturing = false;
-    gp_status status = timeline->device->driver->stream_capturing(timeline->device, &stream->key,
-                                                                  &capturing, error);
+    struct gp__stream_key key = gp__stream_key(stream);
+    gp_status status =
+        timeline->device->driver->stream_capturing(timeline->device, &key, &capturing, error);
     if (status != GP_OK || !capturing)
         return status;
     return gp_error_set(error, GP_ERR_CAPTURE,
@@ -257,7 +259,8 @@ gp_status gp__timeline_join(struct gp__timeline *timeline, gp_stream *from, gp_s
     }
     fence->waiters++; /* nobody records it anew meanwhile */
     gp__mutex_unlock(timeline->lock);
-    status = device->driver->stream_wait(device, &to->key, fence->event, error);
+    struct gp__stream_key key = gp__stream_key(to);
+    status = device->driver->stream_wait(device, &key, fence->event, error);
     gp__mutex_lock(timeline->lock);
     if (--fence->waiters == 0 && fence->passed)
         gp__fence_let_go(timeline, fence);

@@ -8,14 +8,13 @@
 
 #include "../backing/memory.h"
 
-#define SLEEP_NS        UINT64_C(5000000)
-#define ORPHAN_SLICE_NS UINT64_C(20000000)
+#define SLEEP_NS UINT64_C(5000000)
 
 /* ---- common -------------------------------------------------------------------------------- */
 
 gp_status gp__pool_enter(const gp_pool *pool, gp_error *error)
 {
-    if (pool->generation != gp__fork_generation())
+    if (gp__fork_generation() != 0)
         return gp__state_error(error, GP_REASON_FORKED,
                                "pool '%s' was made before this process was forked; only the parent "
                                "can use it",
@@ -54,7 +53,7 @@ void gp__pool_leave(gp_pool *pool)
 {
     gp__mutex_lock(&pool->lock);
     pool->visitors--;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
 }
 
@@ -210,7 +209,6 @@ static void init(gp_pool *pool, const gp_pool_options *options)
     pool->interrupted_context = options->interrupted_context;
     if (options->interrupted != NULL)
         pool->interrupt = (struct gp__interrupt){gp__pool_interrupted, pool};
-    pool->generation = gp__fork_generation();
     pool->references = 1;
     pool->reaper = (struct gp__reaper_client){.function = gp__pool_service, .context = pool};
     gp__mutex_init(&pool->lock, GP__RANK_POOL);

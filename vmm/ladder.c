@@ -227,7 +227,7 @@ gp_status gp__ladder(struct gp__growth *growth, uintptr_t *out, gp_error *error)
     pool->growers--;
     pool->credit_bytes -= growth->credit.bytes;
     pool->physical -= growth->credit.bytes;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
     pool->device->driver->leave(pool->device, &entry);
     return status;

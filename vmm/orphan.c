@@ -14,7 +14,6 @@
 #include "../backing/memory.h"
 
 #define SLICE_NS UINT64_C(20000000)
-#define GRAPH_NS UINT64_C(50000000) /* how often living graphs are asked about */
 
 /* Ranked below pools, so it is taken before any. Guards `left`, `next_left` and the list. */
 static struct gp__mutex left_lock = GP__MUTEX_INIT(GP__RANK_REAPER);
@@ -86,13 +85,20 @@ static bool is_left(const gp_pool *pool)
     return left;
 }
 
+/* Puts the pool on the list, which takes over the caller's reference; not one that its user has closed
+ * meanwhile, when there was nothing on the list to let go of. */
 static void leave(gp_pool *pool)
 {
     gp__mutex_lock(&left_lock);
+    bool closed = gp_pool_is_closed(pool);
     pool->left = true;
-    pool->next_left = left_pools;
-    left_pools = pool;
+    if (!closed) {
+        pool->next_left = left_pools;
+        left_pools = pool;
+    }
     gp__mutex_unlock(&left_lock);
+    if (closed)
+        gp_pool_release(pool);
 }
 
 /* Takes one pool off the list; false when it was not on it. */
@@ -186,20 +192,22 @@ gp_status gp__orphans_close(gp_device *device, const struct gp__interrupt *inter
                             gp_error *error)
 {
     gp_pool *pool = take_left(device);
-    bool stopped = false;
+    gp_status stopped = GP_OK;
     while (pool != NULL) {
         gp_pool *next = pool->next_left;
-        gp_error stop = {0};
-        if (stopped) {
+        gp_error told = {0};
+        if (stopped != GP_OK) {
             leave(pool);
-        } else if (close_left(pool, interrupt, &stop) == GP_ERR_INTERRUPTED) {
-            stopped = true;
-            if (error != NULL)
-                *error = stop;
+        } else {
+            gp_status status = close_left(pool, interrupt, &told);
+            if (status == GP_ERR_INTERRUPTED || gp__check_fork(NULL) != GP_OK)
+                stopped = status;
+            if (stopped != GP_OK && error != NULL)
+                *error = told;
         }
         pool = next;
     }
-    return stopped ? GP_ERR_INTERRUPTED : GP_OK;
+    return stopped;
 }
 
 /* ---- the reaper's part --------------------------------------------------------------------- */
@@ -241,7 +249,7 @@ static uint64_t service(gp_pool *pool, bool orphaned)
     bool graphs = gp__arenas_alive(pool);
     gp__mutex_unlock(&pool->lock);
     if (graphs)
-        return GRAPH_NS;
+        return GP__REAPER_WATCH_NS; /* for whoever destroys them */
     if (!is_hopeless(pool))
         return SLICE_NS / 4;
     if (!orphaned)

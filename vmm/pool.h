@@ -166,7 +166,6 @@ struct gp_pool {
     int (*interrupted)(void *context); /* the user's hook; NULL: none */
     void *interrupted_context;
     struct gp__interrupt interrupt; /* gp__pool_interrupted(), around that hook */
-    unsigned generation; /* of the process that made it */
 
     uint64_t references; /* atomic */
     struct gp__mutex lock;
@@ -234,8 +233,8 @@ gp_status gp__pool_not_inside(const gp_pool *pool, const char *operation, gp_err
 /* Counts this thread among those that close() waits for; GP_ERR_STATE when it is too late. */
 gp_status gp__pool_visit(gp_pool *pool, gp_error *error);
 void gp__pool_leave(gp_pool *pool);
-/* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the interrupt (may be NULL) says so. lock: held,
- * dropped inside. */
+/* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the interrupt (may be NULL) says so; GP_ERR_STATE at once
+ * in a forked child. lock: held, dropped inside. */
 gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error);
 /* GP_ERR_ARGUMENT for a stream of another pool. */
 gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error);
@@ -547,8 +546,8 @@ size_t gp__orphans_left(const gp_device *device);
  * context would invalidate the capture. lock: not held. */
 bool gp__orphans_wanted(gp_pool *pool);
 /* At the end of an explicit call: closes what pools of the device left because of owners that only a
- * context-wide fence covers. GP_OK, or GP_ERR_INTERRUPTED: the rest is left to the next such call. lock:
- * not held. */
+ * context-wide fence covers. GP_OK, or GP_ERR_INTERRUPTED: the rest is left to the next such call; or what
+ * is told to a child in which a callback came back. lock: not held. */
 gp_status gp__orphans_close(gp_device *device, const struct gp__interrupt *interrupt,
                             gp_error *error);
 

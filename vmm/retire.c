@@ -319,12 +319,14 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
     struct gp__reaped reaped;
     size_t bytes = 0, count = 0;
     gp_status status = gp__reap(&pool->timeline, list, mode, interrupt, &reaped, error);
+    if (gp__check_fork(NULL) != GP_OK)
+        return status; /* the interrupt hook forked: what was unmapped is the parent's to return */
     struct gp__segment *dead = NULL;
     gp__mutex_lock(&pool->lock);
     note_unmapped(pool, reaped.unmapped, &dead);
     note_abandoned(pool, reaped.abandoned, &dead);
     note_kept(pool, reaped.kept);
-    pthread_cond_broadcast(&pool->changed); /* a commit may wait for these addresses */
+    gp__condition_broadcast(&pool->changed); /* a commit may wait for these addresses */
     gp__mutex_unlock(&pool->lock);
     gp__range_free_segments(pool, dead);
     drop_abandoned(reaped.abandoned);
@@ -342,7 +344,7 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
     pool->trim_count += count;
     pool->deliveries--;
     bool left = pool->retiring != NULL;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
     if (left)
         gp__pool_kick(pool);
@@ -466,7 +468,7 @@ uint64_t gp__pool_service(void *context)
         gp__retire_finish(pool, list, GP__REAP_READY, NULL, NULL, &returned, NULL);
     gp__mutex_lock(&pool->lock);
     pool->visitors--;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     uint64_t delay = next_look(pool, returned);
     gp__mutex_unlock(&pool->lock);
     return delay;

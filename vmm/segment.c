@@ -130,7 +130,7 @@ gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error)
         reserve_segment(pool, wanted_addresses(pool, needed, left), needed, &segment, error);
     gp__mutex_lock(&pool->lock);
     pool->reserving = false;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     if (status != GP_OK)
         return status;
     segment->next = pool->segments;

@@ -109,11 +109,9 @@ gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, 
     if (status != GP_OK)
         return status;
     if (wait)
-        status = finish_all(pool, list, &returned, error);
+        status = close_orphans(pool, finish_all(pool, list, &returned, error), error);
     else
         gp__pool_kick(pool);
-    if (wait)
-        status = close_orphans(pool, status, error);
     if (status == GP_OK && released != NULL)
         *released = wait ? returned : set_retiring;
     return status;
@@ -134,8 +132,7 @@ gp_status gp_pool_drain(gp_pool *pool, gp_error *error)
     gp__retiring_take(pool, &list);
     gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
-    status = finish_all(pool, list, &returned, error);
-    return close_orphans(pool, status, error);
+    return close_orphans(pool, finish_all(pool, list, &returned, error), error);
 }
 
 gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out, gp_error *error)
@@ -218,7 +215,7 @@ gp_status gp_pool_return_unreturned(gp_pool *pool, size_t *returned, gp_error *e
     gp__mutex_lock(&pool->lock);
     pool->trim_count += count;
     pool->deliveries--;
-    pthread_cond_broadcast(&pool->changed);
+    gp__condition_broadcast(&pool->changed);
     gp__mutex_unlock(&pool->lock);
     if (returned != NULL)
         *returned = bytes;

@@ -52,8 +52,9 @@ gp_status gp_pool_copy(gp_pool *pool, uintptr_t to, uintptr_t from, size_t bytes
         status = begin(&visit, pool, stream, error);
     if (status != GP_OK)
         return status;
+    struct gp__stream_key key = gp__stream_key(stream);
     if (bytes > 0)
-        status = pool->device->driver->copy(pool->device, to, from, bytes, &stream->key, error);
+        status = pool->device->driver->copy(pool->device, to, from, bytes, &key, error);
     return end(&visit, status);
 }
 
@@ -66,8 +67,9 @@ gp_status gp_pool_fill(gp_pool *pool, uintptr_t to, size_t bytes, unsigned char 
         status = begin(&visit, pool, stream, error);
     if (status != GP_OK)
         return status;
+    struct gp__stream_key key = gp__stream_key(stream);
     if (bytes > 0)
-        status = pool->device->driver->fill(pool->device, to, bytes, value, &stream->key, error);
+        status = pool->device->driver->fill(pool->device, to, bytes, value, &key, error);
     return end(&visit, status);
 }
 

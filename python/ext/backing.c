@@ -197,9 +197,10 @@ static bool is_gone(const gp_chunk *chunk)
 /* Where the chunk is after its free raised, and what to do. */
 static const char *whereabouts(const struct ext_adapter *adapter, const gp_chunk *chunk)
 {
+    const struct chunk_object *object = gp_chunk_user(chunk);
     if (gp_chunk_is_closed(chunk))
         return "the chunk is closed, so nothing is left to return";
-    if (gp_chunk_is_in_use(chunk))
+    if (gp_chunk_is_in_use(chunk) || (object != NULL && is_accepted(adapter, object)))
         return "another pool has taken the chunk meanwhile, so it is that pool's to return";
     if (adapter->lends)
         return "the chunk stays with whoever gave it back: mend free, then call trim() of the "
@@ -263,7 +264,15 @@ static gp_status return_to_python(struct ext_adapter *adapter, gp_chunk *chunk,
         return GP_OK;
     }
     gp_status status = free_raised(adapter, chunk, request, error);
-    if (is_gone(chunk) || is_accepted(adapter, object) || accept(adapter, object) < 0)
+    bool gone = is_gone(chunk);
+    if (!gone && is_accepted(adapter, object)) {
+        /* An alloc answered with it, and the pool that asked is about to take it: were it kept as unreturned,
+         * that pool would be refused what its adapter has accepted. */
+        gp_chunk_release(chunk);
+        status = GP_OK;
+        gone = true;
+    }
+    if (gone || accept(adapter, object) < 0)
         Py_DECREF(object);
     return status;
 }

@@ -330,7 +330,7 @@ static PyObject *sim_log(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     return list;
 }
 
-/* (ordinal, name of a driver call that may block) */
+/* (ordinal, name of a driver call that is made without the interpreter) */
 static PyObject *sim_stop_at(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;

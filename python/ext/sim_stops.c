@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What Python tests see of the simulated device's calls that may block: a thread can be stopped inside one,
- * and a call that is made with the interpreter held is a violation. In test builds alone.
+ * What Python tests see of the simulated device's calls: a thread can be stopped inside one, and a call that
+ * may block and is made with the interpreter held is a violation. In test builds alone.
  */
 #include "sim.h"
 
@@ -34,7 +34,7 @@ static void stand_still(void)
     is_stopped = false;
 }
 
-static const char *before_call(gp__sim *sim, const char *call)
+static const char *before_call(gp__sim *sim, const char *call, bool may_block)
 {
     const bool attached = py_is_attached();
     pthread_mutex_lock(&lock);
@@ -43,7 +43,7 @@ static const char *before_call(gp__sim *sim, const char *call)
         stand_still();
     }
     pthread_mutex_unlock(&lock);
-    return attached ? "may block, and the interpreter is held" : NULL;
+    return may_block && attached ? "may block, and the interpreter is held" : NULL;
 }
 
 void ext_sim_stop_at(struct gp__sim *sim, const char *call)
@@ -76,7 +76,7 @@ bool ext_sim_go_on(void)
 
 void ext_sim_watch_blocking_calls(void)
 {
-    gp__sim_on_block(before_call);
+    gp__sim_on_call(before_call);
 }
 
 #endif

@@ -448,20 +448,106 @@ static void free_may_fork(void **state)
     world_end(&world);
 }
 
-/* What is asked while an operation waits, such as a signal handler, may fork too. */
+/* Memory of three ranges that are gone, retiring: of a busy stream, between two pieces of another one's. */
+static void leave_ranges(void)
+{
+    const int streams[] = {1, 0, 1};
+
+    for (size_t i = 0; i < 3; i++) {
+        gp_stream *stream = world.stream[streams[i]];
+        gp_range *gone = NULL;
+        CHECK_OK(gp_range_create(world.pool, PAGE, stream, &gone, &world.error), &world.error);
+        CHECK_OK(gp_range_resize(gone, PAGE, NULL, 0, NULL, &world.error), &world.error);
+        world_launch(&world, streams[i], gp_range_address(gone), PAGE);
+        gp_range_release(gone);
+    }
+}
+
+static gp_status synchronize(gp_error *error)
+{
+    return gp_pool_synchronize(world.pool, world.stream[0], false, error);
+}
+
+static gp_status forget(gp_error *error)
+{
+    return gp_pool_forget_stream(world.pool, world.handle[0], error);
+}
+
+/* What is asked while an operation waits, such as a signal handler, may fork too: while it waits for the
+ * first stream, and for the second one when some memory is unmapped already. */
 static void a_wait_may_be_forked(void **state)
 {
-    gp_status (*const operations[])(gp_error * error) = {trim, close_pool};
+    gp_status (*const operations[])(gp_error * error) = {trim, drain, close_pool, synchronize,
+                                                         forget};
 
     (void)state;
-    for (size_t i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < 8; i++) {
         begin_world(fork_in_wait);
         gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_TIMES_OUT);
-        uintptr_t block = world_malloc(&world, 3 * PAGE, 0);
-        world_launch(&world, 0, block, PAGE);
-        world_free(&world, block, 0);
-        forks("a wait", 0, operations[i]);
+        leave_ranges();
+        forks("a wait", i < 3 ? 1 : 0, operations[i < 3 ? i : i - 3]);
         gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_COMPLETES);
+        world_end(&world);
+    }
+}
+
+/* A request that waits for free memory of a busy stream while other memory retires. */
+static void the_wait_of_a_request_may_be_forked(void **state)
+{
+    (void)state;
+    begin_world(fork_in_wait);
+    uintptr_t half = world_malloc(&world, PAGE / 2, 0), other = world_malloc(&world, PAGE / 2, 1);
+    gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_TIMES_OUT);
+    leave_ranges();
+    CHECK_OK(gp_pool_set_limit(world.pool, 4 * PAGE, NULL, &world.error), &world.error);
+    world_launch(&world, 0, half, PAGE / 2);
+    world_free(&world, half, 0);
+    forks("a request", 0, grow);
+    gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_COMPLETES);
+    world_free(&world, made, 0);
+    world_free(&world, other, 1);
+    world_end(&world);
+}
+
+/* ---- pools that were let go ---- */
+
+/* A pool with memory that anybody may still use, let go; it waits for another pool's call to close it. */
+static void leave_pool(void)
+{
+    gp_pool_options options = {.device = world.device,
+                               .backing = world.backing,
+                               .chunk_size = PAGE,
+                               .limit = GP_NO_LIMIT,
+                               .flags = GP_POOL_NO_REAPER};
+    gp_pool *pool = NULL;
+    gp_stream *stream = NULL;
+    uintptr_t block;
+    size_t before = gp__orphans_left(world.device);
+
+    CHECK_OK(gp_pool_create(&options, &pool, &world.error), &world.error);
+    CHECK_OK(gp_pool_stream(pool, world.handle[0], &stream, &world.error), &world.error);
+    CHECK_OK(gp_pool_malloc(pool, PAGE, stream, 0, &block, &world.error), &world.error);
+    CHECK_OK(gp_pool_pin(pool, block, true, &world.error), &world.error);
+    gp_pool_unpin(pool, block);
+    gp_stream_release(stream);
+    gp_pool_release(pool);
+    while (gp__orphans_left(world.device) == before)
+        (void)usleep(100);
+}
+
+/* The child leaves the second of two such pools, and the calling pool, as they are. */
+static void closing_what_others_left_may_be_forked(void **state)
+{
+    gp_status (*const operations[])(gp_error * error) = {trim, drain, close_pool};
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        begin_world(fork_in_wait);
+        leave_pool();
+        leave_pool();
+        world.before_free = fork_before_free;
+        forks("the free of a pool that was left", 0, operations[i]);
+        CHECK(gp__orphans_left(world.device) == 0, "a pool is still left");
         world_end(&world);
     }
 }
@@ -500,6 +586,8 @@ int main(void)
         cmocka_unit_test(alloc_may_fork),
         cmocka_unit_test(free_may_fork),
         cmocka_unit_test(a_wait_may_be_forked),
+        cmocka_unit_test(the_wait_of_a_request_may_be_forked),
+        cmocka_unit_test(closing_what_others_left_may_be_forked),
         cmocka_unit_test(a_delivery_may_fork),
         /* Last: the worker of its stream frees what it has when it ends, sometime. */
         cmocka_unit_test(every_call_in_a_forked_child_says_so),

@@ -9,6 +9,7 @@
 
 #include "backing/backing_internal.h"
 #include "backing/lock.h"
+#include "child.h"
 #include "fake_device.h"
 
 static unsigned report_count;
@@ -243,6 +244,103 @@ static void a_wait_without_end_ends_with_a_signal(void **state)
     check_reports(0, "");
 }
 
+/* ---- in a forked child ---- */
+
+static struct sleeper {
+    struct gp__mutex mutex;
+    pthread_cond_t condition;
+    pid_t id;
+    bool awake;
+} first_sleeper, second_sleeper; /* the latter's mutex and condition are not used */
+
+static int stop_pipe[2], told_pipe[2];
+
+/* Keeps the thread where it is until a byte comes. */
+static void stand_still(int signal_number)
+{
+    char byte = 0;
+    (void)signal_number;
+    (void)!write(told_pipe[1], &byte, 1);
+    (void)!read(stop_pipe[0], &byte, 1);
+}
+
+static void *sleep_until_awake(void *context)
+{
+    struct sleeper *self = context;
+    gp__mutex_lock(&first_sleeper.mutex);
+    __atomic_store_n(&self->id, gettid(), __ATOMIC_RELEASE);
+    while (!self->awake) {
+        gp__condition_wait(&first_sleeper.condition, &first_sleeper.mutex, UINT64_MAX);
+    }
+    gp__mutex_unlock(&first_sleeper.mutex);
+    return NULL;
+}
+
+/* Returns when the thread sleeps in the kernel, which it does nowhere but on the condition. */
+static void start_sleeper(struct sleeper *sleeper, pthread_t *thread)
+{
+    char path[64], line[256], state;
+    CHECK(pthread_create(thread, NULL, sleep_until_awake, sleeper) == 0, "no thread");
+    do {
+        pid_t id = __atomic_load_n(&sleeper->id, __ATOMIC_ACQUIRE);
+        snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)id);
+        FILE *file = id != 0 ? fopen(path, "r") : NULL;
+        state = 'R';
+        if (file != NULL && fgets(line, sizeof line, file) != NULL) {
+            state = strrchr(line, ')')[2];
+        }
+        if (file != NULL) {
+            (void)fclose(file);
+        }
+    } while (state != 'S');
+}
+
+static bool wake_in_child(void *context)
+{
+    (void)context;
+    (void)alarm(10);
+    gp__mutex_lock(&first_sleeper.mutex);
+    gp__condition_broadcast(&first_sleeper.condition);
+    gp__mutex_unlock(&first_sleeper.mutex);
+    return true;
+}
+
+/* The C library would wait there for a thread of the parent's that is about to wake up. */
+static void a_forked_child_wakes_nobody(void **state)
+{
+    (void)state;
+    pthread_t threads[2];
+    char byte = 0;
+    gp__note_use();
+    gp__mutex_init(&first_sleeper.mutex, GP__RANK_STREAM);
+    gp__condition_init(&first_sleeper.condition);
+    CHECK(pipe(stop_pipe) == 0 && pipe(told_pipe) == 0, "no pipes");
+    CHECK(signal(SIGUSR1, stand_still) != SIG_ERR, "no handler");
+    start_sleeper(&first_sleeper, &threads[0]);
+    CHECK(pthread_kill(threads[0], SIGUSR1) == 0, "no signal");
+    CHECK(read(told_pipe[0], &byte, 1) == 1, "the thread did not stop");
+    gp__mutex_lock(&first_sleeper.mutex);
+    first_sleeper.awake = true;
+    gp__condition_broadcast(&first_sleeper.condition);
+    gp__mutex_unlock(&first_sleeper.mutex);
+    start_sleeper(&second_sleeper, &threads[1]);
+    int ended = in_child(wake_in_child, NULL);
+    CHECK(write(stop_pipe[1], &byte, 1) == 1, "the thread stands still");
+    gp__mutex_lock(&first_sleeper.mutex);
+    second_sleeper.awake = true;
+    gp__condition_broadcast(&first_sleeper.condition);
+    gp__mutex_unlock(&first_sleeper.mutex);
+    for (int i = 0; i < 2; i++) {
+        (void)pthread_join(threads[i], NULL);
+        (void)close(stop_pipe[i]);
+        (void)close(told_pipe[i]);
+    }
+    (void)pthread_cond_destroy(&first_sleeper.condition);
+    gp__mutex_destroy(&first_sleeper.mutex);
+    CHECK(ended == 0, "the child ended with %#x", (unsigned)ended);
+    check_reports(0, "");
+}
+
 /* Without a handler of its own a test must not go on after a breach. */
 static void the_default_handler_aborts(void **state)
 {
@@ -277,6 +375,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_wait_with_two_locks_is_reported, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_wait_ends_with_its_timeout, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_wait_without_end_ends_with_a_signal, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_forked_child_wakes_nobody, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

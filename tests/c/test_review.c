@@ -350,6 +350,55 @@ static void a_close_spares_captures_from_what_other_pools_left(void **state)
     assert_int_equal(world_ledger(&world).chunk_count, 0);
 }
 
+static gp_pool *finishing; /* what its user closes while another thread's call is about to */
+
+static int close_meanwhile(void *context)
+{
+    (void)context;
+    gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_COMPLETES);
+    if (finishing == NULL)
+        return 0;
+    CHECK_OK(gp_pool_close(finishing, &world.error), &world.error);
+    gp_pool_release(finishing);
+    finishing = NULL;
+    return 1;
+}
+
+static int set_up_with_an_interrupt(void **state)
+{
+    world_begin(&world, &(struct world_options){.interrupted = close_meanwhile});
+    world_open(&world);
+    *state = &world;
+    return 0;
+}
+
+/* The call that is interrupted before it came to such a pool does not keep it. */
+static void a_pool_closed_by_its_user_is_not_left_again(void **state)
+{
+    gp_pool_options options = {.device = world.device, .limit = GP_NO_LIMIT};
+    gp_stream *stream = NULL;
+    uintptr_t va = 0;
+
+    (void)state;
+    leave_a_pool();
+    CHECK_OK(gp_pool_create(&options, &finishing, &world.error), &world.error);
+    CHECK_OK(gp_pool_stream(finishing, world.handle[3], &stream, &world.error), &world.error);
+    CHECK_OK(gp_pool_malloc(finishing, MIB, stream, 0, &va, &world.error), &world.error);
+    CHECK_OK(gp_pool_pin(finishing, va, true, &world.error), &world.error);
+    gp_pool_unpin(finishing, va);
+    gp_stream_release(stream);
+    CHECK_OK(gp_pool_finish(finishing, &world.error), &world.error);
+    while (gp__orphans_left(world.device) != 2)
+        sched_yield();
+    gp__sim_launch(world.sim, world.handle[0], va, MIB);
+    gp__sim_set_wait_mode(world.sim, GP__SIM_WAIT_TIMES_OUT);
+    CHECK_STATUS(GP_ERR_INTERRUPTED, gp_pool_trim(world.pool, 0, 0, NULL, &world.error), NULL);
+    assert_null(finishing);
+    assert_int_equal(gp__orphans_left(world.device), 1);
+    CHECK_OK(gp_pool_trim(world.pool, 0, 0, NULL, &world.error), &world.error);
+    assert_int_equal(gp__orphans_left(world.device), 0);
+}
+
 /* Nobody is left to make an explicit call, whatever the flags of the pool say. */
 static void a_finished_pool_without_a_reaper_is_closed_after_its_last_pin(void **state)
 {
@@ -454,6 +503,8 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_close_spares_captures_from_what_other_pools_left, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(a_pool_closed_by_its_user_is_not_left_again,
+                                        set_up_with_an_interrupt, tear_down),
         cmocka_unit_test_setup_teardown(
             a_finished_pool_without_a_reaper_is_closed_after_its_last_pin, set_up, tear_down),
     };

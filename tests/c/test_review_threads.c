@@ -336,9 +336,60 @@ static void a_pool_let_go_in_a_callback_of_the_reaper_is_closed(void **state)
     assert_int_equal(gp__memory_live(), live);
 }
 
+/* ---- a stream that was met while it captured ---- */
+
+#define NAMINGS 3000
+
+struct naming {
+    gp_stream *stream;
+    unsigned round; /* atomic: begins */
+    unsigned done; /* atomic: threads that are through with it */
+};
+
+static void *ask_for_stream(void *context)
+{
+    struct naming *naming = context;
+
+    for (unsigned round = 1; round <= NAMINGS; round++) {
+        while (__atomic_load_n(&naming->round, __ATOMIC_ACQUIRE) != round)
+            sched_yield();
+        CHECK_OK(gp_pool_synchronize(world.pool, naming->stream, false, NULL), NULL);
+        __atomic_add_fetch(&naming->done, 1, __ATOMIC_ACQ_REL);
+    }
+    return NULL;
+}
+
+/* Its id is not known before the capture ends; then several threads learn it at once. */
+static void several_threads_may_learn_who_a_stream_is(void **state)
+{
+    struct naming naming = {NULL, 0, 0};
+    pthread_t threads[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_for_stream, &naming), 0);
+    for (unsigned round = 1; round <= NAMINGS; round++) {
+        uintptr_t handle = gp__sim_stream_create(world.sim, 0);
+        gp__sim_capture_begin(world.sim, handle, GP__SIM_CAPTURE_RELAXED);
+        CHECK_OK(gp_pool_stream(world.pool, handle, &naming.stream, &world.error), &world.error);
+        assert_true(gp__sim_capture_end(world.sim, handle));
+        __atomic_store_n(&naming.round, round, __ATOMIC_RELEASE);
+        while (__atomic_load_n(&naming.done, __ATOMIC_ACQUIRE) != 2 * round)
+            sched_yield();
+        CHECK(gp_stream_id(naming.stream) != 0, "round %u: the stream lost its id", round);
+        CHECK_OK(gp_pool_forget_stream(world.pool, handle, &world.error), &world.error);
+        gp_stream_release(naming.stream);
+        gp__sim_stream_destroy(world.sim, handle);
+    }
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(several_threads_may_learn_who_a_stream_is, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(a_range_may_be_released_while_it_is_buried, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_range_with_a_pin_is_not_closed, set_up, tear_down),

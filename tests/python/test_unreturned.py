@@ -396,3 +396,44 @@ def test_as_a_program_sees_it() -> None:
     assert mild.stderr.count("ReleaseWarning: the free of pool 'told'") == 2
     assert mild.stderr.count("then call return_unreturned()") == 2
     assert "Exception ignored" not in mild.stderr
+
+
+# ---- chunks that free handed on before it raised ----
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["its own pool", "another pool"])
+def test_a_chunk_that_an_alloc_has_just_answered_with_is_not_unreturned(
+    sim: Any, own: bool
+) -> None:
+    """alloc is back, and the pool that asked has not taken the chunk yet, when free raises."""
+    shelf: list[Chunk] = []
+    blocks: list[int] = []
+    late = threading.Thread(target=lambda: blocks.append(taker.malloc(PAGE)))
+
+    def alloc(size: int, device: int, stream: int) -> Chunk:
+        if not shelf:
+            return Chunk.create(size, device)
+        sim.stop_at("leave")
+        return shelf.pop()
+
+    def free(chunk: Chunk, *request: int) -> None:
+        if late.ident is None:
+            shelf.append(chunk)
+            late.start()
+            eventually(sim.is_stopped)
+            raise OSError("late")
+
+    giver = Pool(sim.device, alloc=alloc, free=free, chunk_size=PAGE)
+    taker = giver if own else Pool(sim.device, alloc=alloc, free=free, chunk_size=PAGE)
+    giver.free(giver.malloc(PAGE))
+    with pytest.warns(growpool.ReleaseWarning, match="another pool has taken the chunk"):
+        giver.trim()
+    assert sim.go_on()
+    late.join(20)
+    assert len(blocks) == 1 and giver.unreturned == taker.unreturned == []
+    assert taker.stats.physical_bytes == PAGE
+    assert own or giver.stats.physical_bytes == 0
+    taker.free(blocks[0])
+    taker.trim()
+    giver.close()
+    taker.close()

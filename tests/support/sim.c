@@ -250,21 +250,22 @@ void gp__sim_note(struct gp__sim_call *call, const char *format, ...)
     va_end(arguments);
 }
 
-static gp__sim_block_hook block_hook;
+static gp__sim_call_hook call_hook;
 
-void gp__sim_on_block(gp__sim_block_hook hook)
+void gp__sim_on_call(gp__sim_call_hook hook)
 {
-    __atomic_store_n(&block_hook, hook, __ATOMIC_RELEASE);
+    __atomic_store_n(&call_hook, hook, __ATOMIC_RELEASE);
 }
 
-/* A call that may block: what the process around it must not hold. */
-static void before_blocking(struct gp__sim_call *call)
+static void before_call(struct gp__sim_call *call)
 {
-    gp__sim_block_hook hook = __atomic_load_n(&block_hook, __ATOMIC_ACQUIRE);
+    gp__sim_call_hook hook = __atomic_load_n(&call_hook, __ATOMIC_ACQUIRE);
+    const struct gp__sim_kind *kind = call->kind;
     const char *complaint;
 
-    gp__assert_no_lock();
-    complaint = hook != NULL ? hook(call->sim, call->kind->name) : NULL;
+    if (kind->may_block)
+        gp__assert_no_lock();
+    complaint = hook != NULL ? hook(call->sim, kind->name, kind->may_block) : NULL;
     if (complaint != NULL)
         gp__sim_violate(call, "%s", complaint);
 }
@@ -291,8 +292,8 @@ bool gp__sim_begin(struct gp__sim_call *call, gp__sim *sim, const struct gp__sim
         gp__sim_violate(call, "called in a forked child");
         return false;
     }
-    if (kind != NULL && kind->may_block)
-        before_blocking(call);
+    if (kind != NULL)
+        before_call(call);
     gp__mutex_lock(&sim->mutex);
     if (kind != NULL) {
         sim->calls++;

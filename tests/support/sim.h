@@ -71,11 +71,11 @@ gp__sim *gp__sim_of(gp_device *device);
  * 16 TiB of addresses: many pools share it. */
 void gp__sim_register(void);
 
-/* Runs first in each table call that may block, on the thread that calls, with the call's name ("create",
- * "event_record") and no lock held: a test may stop the thread there. A text that it returns is reported as
- * a violation of that call. One for the process, set while no device is in use; NULL: none. */
-typedef const char *(*gp__sim_block_hook)(gp__sim *sim, const char *call);
-void gp__sim_on_block(gp__sim_block_hook hook);
+/* Runs first in each table call, on the thread that calls, with the call's name ("create", "event_record"): a
+ * test may stop the thread there. If the call may block, no growpool lock is held. A text that it returns is
+ * reported as a violation of that call. One for the process, set while no device is in use; NULL: none. */
+typedef const char *(*gp__sim_call_hook)(gp__sim *sim, const char *call, bool may_block);
+void gp__sim_on_call(gp__sim_call_hook hook);
 /* The device whose context is current on the calling thread, through enter(); NULL: none. */
 gp__sim *gp__sim_current(void);
 
