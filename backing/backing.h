@@ -151,7 +151,8 @@ typedef enum gp_device_kind { GP_DEVICE_CUDA, GP_DEVICE_HOST, GP_DEVICE_SIM } gp
 /* Opens device `ordinal` (0 for the host) or finds it open already. The first CUDA device loads
  * libcuda.so.1, initialises it and retains the primary context; nothing before this call touches
  * the driver. Errors: GP_ERR_UNAVAILABLE with a sentence that says what is missing (no driver, too
- * old, no such device, no virtual memory management), GP_ERR_STATE in a forked child. */
+ * old, no such device, no virtual memory management), GP_ERR_STATE in a forked child
+ * of a process that had used growpool. */
 GP_API gp_status gp_device_open(gp_device_kind kind, int ordinal, gp_device **out, gp_error *error);
 
 GP_API gp_device_kind gp_device_kind_of(const gp_device *device);
