@@ -262,7 +262,8 @@ GP_API void *gp_chunk_user(const gp_chunk *chunk);
  *  5. EACH ACCEPTED CHUNK ends in exactly one way (B1): returned by one successful free, after its owners
  *     passed and it was unmapped; unreturned; abandoned; or left where it is when the process ends.
  *  6. A FREE THAT FAILS leaves the chunk with the pool as unreturned: still counted, offered again by
- *     gp_pool_return_unreturned() only. The rest of the operation is done first, then its status says so.
+ *     gp_pool_return_unreturned() only. It is no error of the operation that called it (that one included),
+ *     which does the rest and succeeds: unreturned_bytes and callback_errors of the statistics tell.
  *  7. SEVERAL THREADS call at once, and none waits for another's callback (but for 100 ms on the ladder, for
  *     chunks that are being given back). A callback may use other pools, and free, abandon and unpin
  *     blocks of the same pool, record streams and read statistics. What would call the same pool's
