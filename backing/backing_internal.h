@@ -50,10 +50,18 @@ gp_status gp__errno_error(gp_error *error, gp_status status, const char *call, i
 /* "128 MiB" where the size is a whole number of a unit, else "1000 bytes": exact, and for people. */
 const char *gp__size_text(size_t bytes, char buffer[static 32]);
 /* GP_ERR_STATE in a forked child. Takes no lock. */
-gp_status gp__check_fork(gp_error *error);
+gp_status gp__check_fork_closely(gp_error *error);
+static inline gp_status gp__check_fork(gp_error *error)
+{
+    return gp__process_ready() ? GP_OK : gp__check_fork_closely(error);
+}
 /* GP_ERR_STATE in a forked child and after gp_begin_exit(). From here on the process counts as one that
  * uses growpool. Takes no lock. */
-gp_status gp__check_process(gp_error *error);
+gp_status gp__check_process_closely(gp_error *error);
+static inline gp_status gp__check_process(gp_error *error)
+{
+    return gp__process_ready() ? GP_OK : gp__check_process_closely(error);
+}
 /* Is `size` a size that chunks of the device can have? GP_ERR_ARGUMENT says why not. */
 gp_status gp__check_chunk_size(const gp_device *device, size_t size, gp_error *error);
 

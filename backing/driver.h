@@ -190,6 +190,17 @@ gp_status gp__driver_error(gp_error *error, gp_status status, const char *call, 
  * loaded growpool passes nothing on, so its children count as the first again. Anything but 0 means
  * "this is a forked child", where every object is the parent's, for none can be made. No lock. */
 unsigned gp__fork_generation(void);
+/* True says at one look that somebody uses growpool, that this is no forked child, and that the process does
+ * not end: nearly always. False says nothing. No lock. */
+extern int gp__process_is_ready; /* atomic */
+static inline bool gp__process_ready(void)
+{
+    return __atomic_load_n(&gp__process_is_ready, __ATOMIC_ACQUIRE) != 0;
+}
+static inline bool gp__is_forked_child(void)
+{
+    return !gp__process_ready() && gp__fork_generation() != 0;
+}
 /* Before anything that could be found half done by a fork, the first lock included. No lock. */
 void gp__note_use(void);
 /* True after gp_begin_exit(). No lock. */

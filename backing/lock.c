@@ -11,13 +11,9 @@
 
 #define NANOSECONDS_PER_SECOND UINT64_C(1000000000)
 
-/* A forked child has the locks as they were: some taken, by threads that it does not have. The one
- * thread that it has gets here only on the way out of a call that was under way when it forked (any
- * other call was refused), and needs no lock against anybody. */
-static bool is_forked_child(void)
-{
-    return gp__fork_generation() != 0;
-}
+/* gp__is_forked_child(): a forked child has the locks as they were: some taken, by threads that it does not
+ * have. The one thread that it has gets here only on the way out of a call that was under way when it forked
+ * (any other call was refused), and needs no lock against anybody. */
 
 #ifdef GP_TESTING
 #include <stdarg.h>
@@ -27,7 +23,10 @@ static bool is_forked_child(void)
 
 #define HELD_CAPACITY 16 /* more than there are ranks, so that breaches can be counted too */
 
-static _Thread_local const struct gp__mutex *held[HELD_CAPACITY];
+static _Thread_local struct {
+    const void *lock;
+    enum gp__rank rank;
+} held[HELD_CAPACITY];
 static _Thread_local unsigned held_count;
 static _Atomic unsigned long child_locks;
 
@@ -64,10 +63,10 @@ __attribute__((format(printf, 1, 2))) static void report(const char *format, ...
     atomic_load (&breach_handler)(message);
 }
 
-static bool is_held(const struct gp__mutex *mutex)
+static bool is_held(const void *lock)
 {
     for (unsigned i = 0; i < held_count; i++) {
-        if (held[i] == mutex) {
+        if (held[i].lock == lock) {
             return true;
         }
     }
@@ -75,34 +74,35 @@ static bool is_held(const struct gp__mutex *mutex)
 }
 
 /* Runs before the lock is taken: a thread that is about to deadlock still reports why. */
-static void witness_before_lock(const struct gp__mutex *mutex)
+static void witness_before_lock(enum gp__rank rank)
 {
     for (unsigned i = 0; i < held_count; i++) {
-        if (held[i]->rank >= mutex->rank) {
-            report("taking rank %d while holding rank %d: ranks must rise", (int)mutex->rank,
-                   (int)held[i]->rank);
+        if (held[i].rank >= rank) {
+            report("taking rank %d while holding rank %d: ranks must rise", (int)rank,
+                   (int)held[i].rank);
             return;
         }
     }
 }
 
-static void witness_locked(const struct gp__mutex *mutex)
+static void witness_locked(const void *lock, enum gp__rank rank)
 {
     if (held_count == HELD_CAPACITY) {
         report("a thread holds more than %d locks", HELD_CAPACITY);
         return;
     }
-    held[held_count++] = mutex;
+    held[held_count].lock = lock;
+    held[held_count++].rank = rank;
 }
 
-static void witness_unlocked(const struct gp__mutex *mutex)
+static void witness_unlocked(const void *lock, enum gp__rank rank)
 {
     unsigned at = 0;
-    while (at < held_count && held[at] != mutex) {
+    while (at < held_count && held[at].lock != lock) {
         at++;
     }
     if (at == held_count) {
-        report("unlocking rank %d, which this thread does not hold", (int)mutex->rank);
+        report("unlocking rank %d, which this thread does not hold", (int)rank);
         return;
     }
     for (held_count--; at < held_count; at++) {
@@ -112,7 +112,7 @@ static void witness_unlocked(const struct gp__mutex *mutex)
 
 static void witness_wait(const struct gp__mutex *mutex)
 {
-    if (held_count != 1 || held[0] != mutex) {
+    if (held_count != 1 || held[0].lock != mutex) {
         report("waiting with rank %d while holding %u locks: it must be the only one",
                (int)mutex->rank, held_count);
     }
@@ -120,14 +120,14 @@ static void witness_wait(const struct gp__mutex *mutex)
 
 void gp__assert_no_lock(void)
 {
-    if (held_count != 0 && !is_forked_child()) {
-        report("calling out while holding rank %d", (int)held[held_count - 1]->rank);
+    if (held_count != 0 && !gp__is_forked_child()) {
+        report("calling out while holding rank %d", (int)held[held_count - 1].rank);
     }
 }
 
 void gp__assert_locked(const struct gp__mutex *mutex)
 {
-    if (!is_held(mutex) && !is_forked_child()) {
+    if (!is_held(mutex) && !gp__is_forked_child()) {
         report("a function that needs rank %d was called without it", (int)mutex->rank);
     }
 }
@@ -136,19 +136,21 @@ static inline void witness_child(void)
 {
 }
 
-static inline void witness_before_lock(const struct gp__mutex *mutex)
+static inline void witness_before_lock(enum gp__rank rank)
 {
-    (void)mutex;
+    (void)rank;
 }
 
-static inline void witness_locked(const struct gp__mutex *mutex)
+static inline void witness_locked(const void *lock, enum gp__rank rank)
 {
-    (void)mutex;
+    (void)lock;
+    (void)rank;
 }
 
-static inline void witness_unlocked(const struct gp__mutex *mutex)
+static inline void witness_unlocked(const void *lock, enum gp__rank rank)
 {
-    (void)mutex;
+    (void)lock;
+    (void)rank;
 }
 
 static inline void witness_wait(const struct gp__mutex *mutex)
@@ -179,23 +181,60 @@ void gp__mutex_destroy(struct gp__mutex *mutex)
 
 void gp__mutex_lock(struct gp__mutex *mutex)
 {
-    if (is_forked_child()) {
+    if (gp__is_forked_child()) {
         witness_child();
         return;
     }
-    witness_before_lock(mutex);
+    witness_before_lock(mutex->rank);
     (void)pthread_mutex_lock(&mutex->native);
-    witness_locked(mutex);
+    witness_locked(mutex, mutex->rank);
 }
 
 void gp__mutex_unlock(struct gp__mutex *mutex)
 {
-    if (is_forked_child()) {
+    if (gp__is_forked_child()) {
         return;
     }
-    witness_unlocked(mutex);
+    witness_unlocked(mutex, mutex->rank);
     (void)pthread_mutex_unlock(&mutex->native);
 }
+
+/* ---- latches ------------------------------------------------------------------------------------ */
+
+#define LATCH_SPINS    100
+#define LATCH_SLEEP_NS 50000
+
+/* Whoever holds it was put off the processor, or is many. */
+void gp__latch_wait(struct gp__latch *latch)
+{
+    const struct timespec pause = {0, LATCH_SLEEP_NS};
+    for (int spins = 0; !gp__is_forked_child(); spins++) {
+        if (__atomic_load_n(&latch->taken, __ATOMIC_RELAXED) == 0 &&
+            __atomic_exchange_n(&latch->taken, 1, __ATOMIC_ACQUIRE) == 0) {
+            return;
+        }
+        if (spins >= LATCH_SPINS) {
+            (void)nanosleep(&pause, NULL);
+        }
+    }
+}
+
+#ifdef GP_TESTING
+void gp__latch_lock(struct gp__latch *latch, enum gp__rank rank)
+{
+    witness_before_lock(rank);
+    gp__latch_take(latch);
+    witness_locked(latch, rank);
+}
+
+void gp__latch_unlock(struct gp__latch *latch, enum gp__rank rank)
+{
+    witness_unlocked(latch, rank);
+    gp__latch_give(latch);
+}
+#endif
+
+/* ---- conditions --------------------------------------------------------------------------------- */
 
 void gp__condition_init(pthread_cond_t *condition)
 {
@@ -227,7 +266,7 @@ uint64_t gp__monotonic_ns(void)
 
 void gp__condition_wait(pthread_cond_t *condition, struct gp__mutex *mutex, uint64_t timeout_ns)
 {
-    if (is_forked_child()) {
+    if (gp__is_forked_child()) {
         return; /* nobody is left to signal */
     }
     witness_wait(mutex);
@@ -241,7 +280,7 @@ void gp__condition_wait(pthread_cond_t *condition, struct gp__mutex *mutex, uint
 
 void gp__condition_broadcast(pthread_cond_t *condition)
 {
-    if (is_forked_child()) {
+    if (gp__is_forked_child()) {
         return; /* the C library would wait for sleepers that are not here */
     }
     (void)pthread_cond_broadcast(condition);

@@ -11,6 +11,7 @@
 
 static _Atomic unsigned fork_generation;
 static _Atomic bool exiting;
+int gp__process_is_ready;
 /* The process that first used growpool, or the one it was forked from; 0 while nobody has. */
 static _Atomic pid_t first_user;
 /* Written once, while growpool is loaded, before any other thread can call it. */
@@ -24,6 +25,7 @@ static void count_fork(void)
         atomic_fetch_add_explicit(&fork_generation, 1, memory_order_relaxed);
     }
     atomic_store_explicit(&exiting, false, memory_order_relaxed);
+    __atomic_store_n(&gp__process_is_ready, 0, __ATOMIC_SEQ_CST);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -56,10 +58,24 @@ bool gp__is_exiting(void)
 
 void gp_begin_exit(void)
 {
-    atomic_store_explicit(&exiting, true, memory_order_release);
+    atomic_store(&exiting, true);
+    __atomic_store_n(&gp__process_is_ready, 0, __ATOMIC_SEQ_CST);
 }
 
-gp_status gp__check_fork(gp_error *error)
+/* From here on one look tells. Without the handler nothing would take that back in a child. An end that
+ * begins just now, or a fork by a signal handler, is seen here or takes it back itself. */
+static void become_ready(void)
+{
+    if (!handler_installed) {
+        return;
+    }
+    __atomic_store_n(&gp__process_is_ready, 1, __ATOMIC_SEQ_CST);
+    if (atomic_load(&exiting) || gp__fork_generation() != 0) {
+        __atomic_store_n(&gp__process_is_ready, 0, __ATOMIC_SEQ_CST);
+    }
+}
+
+gp_status gp__check_fork_closely(gp_error *error)
 {
     if (gp__fork_generation() == 0) {
         return GP_OK;
@@ -71,13 +87,16 @@ gp_status gp__check_fork(gp_error *error)
         "\"forkserver\", or fork before the first use");
 }
 
-gp_status gp__check_process(gp_error *error)
+gp_status gp__check_process_closely(gp_error *error)
 {
     gp__note_use(); /* first: what a fork finds unused no thread has a lock of */
-    gp_status status = gp__check_fork(error);
+    gp_status status = gp__check_fork_closely(error);
     if (status == GP_OK && gp__is_exiting()) {
         return gp__state_error(error, GP_REASON_EXITING,
                                "the process is shutting down: growpool takes no more work");
+    }
+    if (status == GP_OK) {
+        become_ready();
     }
     return status;
 }

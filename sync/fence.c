@@ -153,7 +153,7 @@ gp_status gp__fence_record(struct gp__timeline *timeline, gp_stream *stream, gp_
         stream->recording--;
         return status;
     }
-    uint64_t ticket = timeline->clock++;
+    uint64_t ticket = __atomic_fetch_add(&timeline->clock, 1, __ATOMIC_RELAXED);
     gp__mutex_unlock(timeline->lock);
     bool capturing = false;
     uint64_t id;

@@ -15,8 +15,11 @@ gp_stream *gp_stream_retain(gp_stream *stream)
 
 void gp_stream_release(gp_stream *stream)
 {
-    if (stream != NULL && __atomic_sub_fetch(&stream->references, 1, __ATOMIC_ACQ_REL) == 0)
+    if (stream != NULL && __atomic_sub_fetch(&stream->references, 1, __ATOMIC_ACQ_REL) == 0) {
+        if (stream->attached != NULL)
+            stream->attached->drop(stream->attached);
         gp__free(stream);
+    }
 }
 
 uintptr_t gp_stream_handle(const gp_stream *stream)

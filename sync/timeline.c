@@ -14,7 +14,8 @@ static uint64_t bit_of(int slot)
 }
 
 void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct gp__mutex *lock,
-                       uint64_t (*slots_in_use)(void *context), void *context)
+                       uint64_t (*slots_in_use)(void *context),
+                       void (*stream_ends)(void *context, gp_stream *stream), void *context)
 {
     static uint64_t timelines;
     *timeline = (struct gp__timeline){.number = __atomic_add_fetch(&timelines, 1, __ATOMIC_RELAXED),
@@ -22,7 +23,8 @@ void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct 
                                       .lock = lock,
                                       .clock = 1,
                                       .slots_in_use = slots_in_use,
-                                      .slots_in_use_context = context};
+                                      .stream_ends = stream_ends,
+                                      .context = context};
     for (int slot = 0; slot < GP__SLOT_COUNT; slot++)
         timeline->slot_passed[slot] = UINT64_MAX;
 }
@@ -76,6 +78,7 @@ static gp_stream *find_handle(const struct gp__timeline *timeline, uintptr_t han
 
 void gp__timeline_lose(struct gp__timeline *timeline, gp_stream *stream)
 {
+    timeline->stream_ends(timeline->context, stream);
     gp__stream_set_state(stream, GP__STREAM_GONE);
     if (stream->slot != GP__SLOT_NONE)
         timeline->peculiar |= bit_of(stream->slot);
@@ -95,7 +98,7 @@ static void mark_gone(struct gp__timeline *timeline, const struct gp__stream_key
 /* Takes the slots that own nothing away from their streams. */
 static void reclaim_slots(struct gp__timeline *timeline)
 {
-    uint64_t used = timeline->slots_in_use(timeline->slots_in_use_context);
+    uint64_t used = timeline->slots_in_use(timeline->context);
     for (gp_stream *stream = timeline->streams; stream != NULL; stream = stream->next) {
         if (stream->slot == GP__SLOT_NONE || (used & bit_of(stream->slot)) != 0)
             continue;
@@ -224,7 +227,7 @@ static int assign_slot(struct gp__timeline *timeline)
     int fresh = find_slot(timeline, timeline->touched);
     if (fresh != GP__SLOT_NONE)
         return fresh;
-    uint64_t taken = timeline->slots_in_use(timeline->slots_in_use_context);
+    uint64_t taken = timeline->slots_in_use(timeline->context);
     int slot = find_slot(timeline, taken);
     if (slot == GP__SLOT_NONE) {
         reclaim_slots(timeline);

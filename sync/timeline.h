@@ -41,6 +41,11 @@ struct gp__fence {
     struct gp__fence *next;
 };
 
+/* What the owner of the timeline keeps with a stream: dropped with the stream, by any thread. */
+struct gp__attached {
+    void (*drop)(struct gp__attached *attached);
+};
+
 enum gp__stream_state {
     GP__STREAM_LIVE,
     GP__STREAM_LEAVING, /* being forgotten: takes no more fences */
@@ -58,6 +63,7 @@ struct gp_stream {
         unnamed; /* met while it captured: its id cannot be asked for before the capture ends. Atomic */
     int slot; /* GP__SLOT_NONE while it owns nothing we know of */
     enum gp__stream_state state; /* changed under the lock, by gp__stream_set_state() */
+    struct gp__attached *attached; /* atomic; NULL, or the owner's of the timeline */
     uint64_t passed; /* highest ticket passed */
     uint64_t recorded; /* highest ticket of a fence recorded */
     unsigned recording; /* threads that are putting a fence on it */
@@ -69,7 +75,8 @@ struct gp__timeline {
     uint64_t number; /* unique in the process: tells its streams from those of others */
     gp_device *device;
     struct gp__mutex *lock; /* the pool's */
-    uint64_t clock; /* the ticket that a stamp made now gets; starts at 1 */
+    uint64_t
+        clock; /* the ticket that a stamp made now gets; starts at 1. Atomic: read without the lock */
     struct gp_stream *streams;
     unsigned stream_count;
     unsigned slot_streams[GP__SLOT_COUNT]; /* streams that share the slot */
@@ -85,14 +92,18 @@ struct gp__timeline {
     /* Asked, when all slots are taken, for the mask of slots that own memory or may come to own some:
      * the others are given to new streams. lock: held. */
     uint64_t (*slots_in_use)(void *context);
-    void *slots_in_use_context;
+    /* Told before a stream that lives is gone or leaves: its owner's last chance to stamp with it what the
+     * stream has used. lock: held. */
+    void (*stream_ends)(void *context, gp_stream *stream);
+    void *context; /* of both */
     struct gp__timeline *next; /* of the process's list; under its own lock (capture.c) */
     struct gp__timeline **link; /* what points to it there; NULL when it is not listed */
 };
 
 /* lock: not needed. */
 void gp__timeline_init(struct gp__timeline *timeline, gp_device *device, struct gp__mutex *lock,
-                       uint64_t (*slots_in_use)(void *context), void *context);
+                       uint64_t (*slots_in_use)(void *context),
+                       void (*stream_ends)(void *context, gp_stream *stream), void *context);
 /* Destroys events; leaves the driver alone when exiting. No other call may be under way. */
 void gp__timeline_destroy(struct gp__timeline *timeline);
 
@@ -150,10 +161,11 @@ bool gp__timeline_is_sole(const struct gp__timeline *timeline, uint64_t slots,
 /* True when a fence on the streams of `slots` cannot do: GP__UNKNOWN, a gone stream, or a stream bound
  * to another thread without a fence for `ticket`. lock: held. */
 bool gp__timeline_is_unseen(const struct gp__timeline *timeline, struct gp__owners owners);
-/* The clock: what a stamp made now would get. lock: held. */
+/* The clock: what a stamp made now would get. Also without the lock: a fence with that ticket or a later one
+ * is recorded after whatever was enqueued before this call. */
 static inline uint64_t gp__timeline_now(const struct gp__timeline *timeline)
 {
-    return timeline->clock;
+    return __atomic_load_n(&timeline->clock, __ATOMIC_RELAXED);
 }
 /* The owners that have not passed yet; {0, 0} when all have. No driver call. lock: held. */
 struct gp__owners gp__timeline_remaining(const struct gp__timeline *timeline,

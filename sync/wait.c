@@ -137,7 +137,7 @@ static gp_status wait_everything(struct gp__timeline *timeline,
     if (status != GP_OK)
         return status;
     gp__mutex_lock(timeline->lock);
-    uint64_t ticket = timeline->clock++;
+    uint64_t ticket = __atomic_fetch_add(&timeline->clock, 1, __ATOMIC_RELAXED);
     gp__mutex_unlock(timeline->lock);
     status = wait_context(timeline, timeline->device->context, interrupt, error);
     uintptr_t context = 0;
@@ -293,6 +293,7 @@ static gp_status wait_recorders(struct gp__timeline *timeline, gp_stream *stream
         status = sleep_a_little(timeline, interrupt, error);
     enum gp__stream_state before = stream->state;
     if (status == GP_NOT_READY && before != GP__STREAM_FORGOTTEN) {
+        timeline->stream_ends(timeline->context, stream);
         gp__stream_set_state(stream, GP__STREAM_LEAVING);
         while (stream->recording > 0 && status == GP_NOT_READY)
             status = sleep_a_little(timeline, interrupt, error);

@@ -42,17 +42,13 @@ void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_strea
     gp__index_add(pool, span);
     if (rest != NULL)
         file_rest(pool, rest, before, left_behind);
-    pool->used_bytes += bytes;
-    if (pool->peak_used < pool->used_bytes)
-        pool->peak_used = pool->used_bytes;
+    gp__used_add(pool, bytes);
 }
 
-void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now)
+void gp__block_melt(gp_pool *pool, struct gp__span *span, struct gp__owners owners)
 {
     gp_stream *own = span->stream;
     struct gp__arena *arena = span->arena;
-    struct gp__owners owners = gp__timeline_stamp(&pool->timeline, span->owners.slots,
-                                                  stream != NULL ? stream : own, record_now);
     gp__index_remove(pool, span);
     pool->used_bytes -= span->bytes;
     span->stream = NULL;
@@ -64,6 +60,15 @@ void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool
         gp__span_free(pool, span, owners);
     }
     gp_stream_release(own);
+}
+
+void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now)
+{
+    gp__quick_forget(span);
+    gp__used_note(pool);
+    gp__block_melt(pool, span,
+                   gp__timeline_stamp(&pool->timeline, span->owners.slots,
+                                      stream != NULL ? stream : span->stream, record_now));
 }
 
 /* Memory that the stream may use at once, unfiled, or NULL: of its capture, else free for all it knows. */
@@ -144,7 +149,10 @@ static gp_status take(gp_pool *pool, size_t bytes, gp_stream *stream, unsigned f
         status = gp__span_reserve(pool, 1, error);
     if (status == GP_OK)
         status = gp__index_reserve(pool, error);
+    if (status == GP_OK)
+        status = gp__quick_open(pool, stream, error);
     if (status == GP_OK) {
+        gp__quick_flush(pool, stream);
         struct gp__span *block = gp__block_take(pool, bytes, stream, flags, arena, settle);
         if (block != NULL)
             *out = block->va;
@@ -190,6 +198,8 @@ gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsi
     if (size == 0)
         return empty_block(pool, out, error);
     size_t bytes = round_block(size);
+    if (!capturing && gp__quick_malloc(stream, bytes, flags, out))
+        return GP_OK;
     if (!capturing)
         status = take(pool, bytes, stream, flags, NULL, false, out, error);
     if (status != GP_NOT_READY && !capturing)
@@ -240,6 +250,8 @@ gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned
     size_t bytes = round_block(size);
     if (capturing)
         return malloc_captured(pool, bytes, stream, flags, out, error);
+    if (gp__quick_malloc(stream, bytes, flags, out))
+        return GP_OK;
     status = take(pool, bytes, stream, flags, NULL, false, out, error);
     if (status != GP_NOT_READY)
         return status;
@@ -248,14 +260,21 @@ gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned
     return gp__ladder(&growth, out, error);
 }
 
-/* The live block at the address. lock: held. */
+/* The block in use at the address, or NULL. lock: held. */
+static struct gp__span *block_at(const gp_pool *pool, uintptr_t address)
+{
+    struct gp__span *span = gp__index_find(pool, address);
+    return span == NULL || gp__quick_is_kept(span) ? NULL : span;
+}
+
+/* The same, or GP_ERR_ARGUMENT. lock: held. */
 static gp_status find_block(const gp_pool *pool, uintptr_t address, struct gp__span **out,
                             gp_error *error)
 {
     gp_status status = gp__pool_usable(pool, false, error);
     if (status != GP_OK)
         return status;
-    *out = gp__index_find(pool, address);
+    *out = block_at(pool, address);
     if (*out != NULL)
         return GP_OK;
     return gp_error_set(error, GP_ERR_ARGUMENT,
@@ -293,12 +312,12 @@ gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsi
     if (status != GP_OK || address == 0)
         return status;
     status = stream != NULL ? gp__pool_check_stream(pool, stream, error) : GP_OK;
-    if (status != GP_OK)
+    if (status != GP_OK || (stream != NULL && gp__quick_free(pool, stream, address, flags)))
         return status;
     gp__mutex_lock(&pool->lock);
     /* A free is accepted while the pool is being closed; close() may have ended the block already. */
     if ((pool->closing || pool->finishing) && !pool->closed)
-        span = gp__index_find(pool, address);
+        span = block_at(pool, address);
     else
         status = find_block(pool, address, &span, error);
     if (span != NULL)
@@ -306,7 +325,8 @@ gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsi
     if (status == GP_OK && span != NULL && span->pins > 0)
         status = pinned_error(pool, span, error);
     struct gp__owners owners = {0, 0};
-    if (status == GP_OK && span != NULL) {
+    bool own = span != NULL && (stream == NULL || stream == span->stream);
+    if (status == GP_OK && span != NULL && !(own && gp__quick_keep(pool, span))) {
         owners = (struct gp__owners){span->owners.slots, gp__timeline_now(&pool->timeline)};
         if (stream != NULL)
             owners.slots |= gp__timeline_bit(&pool->timeline, stream);
@@ -330,8 +350,10 @@ gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *str
         return status;
     gp__mutex_lock(&pool->lock);
     status = find_block(pool, address, &span, error);
-    if (status == GP_OK)
+    if (status == GP_OK) {
+        gp__quick_forget(span);
         span->owners.slots |= gp__timeline_bit(&pool->timeline, stream);
+    }
     gp__mutex_unlock(&pool->lock);
     return status;
 }
@@ -345,6 +367,7 @@ gp_status gp_pool_pin(gp_pool *pool, uintptr_t address, bool unknown, gp_error *
     gp__mutex_lock(&pool->lock);
     status = find_block(pool, address, &span, error);
     if (status == GP_OK) {
+        gp__quick_forget(span);
         span->pins++;
         pool->pinned++;
         gp_pool_retain(pool);
@@ -394,11 +417,11 @@ void gp_pool_abandon(gp_pool *pool, uintptr_t address, unsigned flags)
     if (gp__pool_enter(pool, NULL) != GP_OK || address == 0)
         return;
     gp__mutex_lock(&pool->lock);
-    struct gp__span *span = pool->closed ? NULL : gp__index_find(pool, address);
+    struct gp__span *span = pool->closed ? NULL : block_at(pool, address);
     if (span != NULL && check_kind(pool, span, flags, NULL) == GP_OK) {
         if (span->pins > 0)
             span->flags |= GP__BLOCK_ABANDONED;
-        else
+        else if (!gp__quick_keep(pool, span))
             owners = end_quietly(pool, span, &record_now);
     }
     gp__mutex_unlock(&pool->lock);

@@ -29,7 +29,7 @@ struct check {
     size_t size;
     bool ok;
     size_t used, held, free, holes, claimed_new, claimed_free, retiring, mapped, idle, address;
-    size_t blocks, chunks, filed_free, filed_holes, pins;
+    size_t blocks, known, chunks, filed_free, filed_holes, pins;
 };
 
 __attribute__((format(printf, 2, 3))) static void breach(struct check *check, const char *format,
@@ -98,6 +98,7 @@ static void check_pages(struct check *check, const struct gp__segment *segment,
 static void check_block(struct check *check, const struct gp__span *span)
 {
     check->blocks++;
+    check->known += span->known;
     check->pins += span->pins;
     expect(check, gp__index_find(check->pool, span->va) == span,
            "a block is missing from the index", span->va, 0);
@@ -239,6 +240,8 @@ static void check_equations(struct check *check)
     expect(check, pool->idle_bytes == check->idle, "idle bytes", pool->idle_bytes, check->idle);
     expect(check, pool->used_bytes == check->used, "used bytes", pool->used_bytes, check->used);
     expect(check, pool->block_count == check->blocks, "blocks", pool->block_count, check->blocks);
+    expect(check, gp__quick_count(pool) == check->known, "quick lists and the blocks they know",
+           gp__quick_count(pool), check->known);
     expect(check, pool->pinned == check->pins, "pins", pool->pinned, check->pins);
     expect(check, pool->chunk_count == check->chunks, "chunks", (size_t)pool->chunk_count,
            check->chunks);

@@ -14,7 +14,7 @@
 
 gp_status gp__pool_enter(const gp_pool *pool, gp_error *error)
 {
-    if (gp__fork_generation() != 0)
+    if (gp__is_forked_child())
         return gp__state_error(error, GP_REASON_FORKED,
                                "pool '%s' was made before this process was forked; only the parent "
                                "can use it",
@@ -213,7 +213,8 @@ static void init(gp_pool *pool, const gp_pool_options *options)
     pool->reaper = (struct gp__reaper_client){.function = gp__pool_service, .context = pool};
     gp__mutex_init(&pool->lock, GP__RANK_POOL);
     gp__condition_init(&pool->changed);
-    gp__timeline_init(&pool->timeline, pool->device, &pool->lock, slots_in_use, pool);
+    gp__timeline_init(&pool->timeline, pool->device, &pool->lock, slots_in_use, gp__quick_end,
+                      pool);
 }
 
 gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error *error)
@@ -249,6 +250,7 @@ gp_status gp_pool_create(const gp_pool_options *options, gp_pool **out, gp_error
 static void end_blocks(gp_pool *pool)
 {
     bool record_now = false;
+    gp__quick_end_all(pool);
     gp__ranges_end(pool);
     for (size_t bucket = 0; bucket < pool->index_size; bucket++) {
         while (pool->index[bucket] != NULL)
@@ -295,8 +297,10 @@ static gp_status start_close(gp_pool *pool, const struct gp__interrupt *interrup
         return status;
     gp__mutex_lock(&pool->lock);
     status = in_use(pool, error);
-    if (status == GP_OK)
+    if (status == GP_OK) {
         pool->closing = true;
+        gp__quick_end_all(pool);
+    }
     while (status == GP_OK && (pool->growers > 0 || pool->visitors > 0))
         status = gp__pool_sleep(pool, interrupt, error);
     gp__mutex_unlock(&pool->lock);

@@ -207,9 +207,7 @@ size_t gp__commit_publish(struct gp__growth *growth, struct gp__claim *claim)
     range->claims--;
     range->slots |= gp__timeline_bit(&pool->timeline, growth->stream);
     range->committed_bytes += bytes;
-    pool->used_bytes += bytes;
-    if (pool->peak_used < pool->used_bytes)
-        pool->peak_used = pool->used_bytes;
+    gp__used_add(pool, bytes);
     return bytes;
 }
 

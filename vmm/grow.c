@@ -478,7 +478,7 @@ gp_status gp__grow_attempt(struct gp__growth *growth, uintptr_t *out, gp_error *
     claim.last = &claim.first;
     claim.tail = &claim.mappings;
     growth->obstacle = GP__OBSTACLE_NONE;
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     gp_status status = start(growth, &claim, out, error);
     bool kick = pool->record_slots != 0;
     gp__mutex_unlock(&pool->lock);

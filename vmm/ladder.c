@@ -16,7 +16,7 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *statu
     gp_pool *pool = growth->pool;
     struct gp__retired *list = NULL;
     size_t before = growth->credit.reclaimed;
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
     gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
@@ -82,7 +82,7 @@ static bool wait_for_tickets(struct gp__growth *growth, gp_status *status, gp_er
     gp_pool *pool = growth->pool;
     uint64_t tickets[GP__SLOT_COUNT] = {0};
     struct gp__retired *list = NULL;
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     bool moved = wait_for_deliveries(pool, status, error);
     waiting_tickets(pool, tickets);
     gp__retiring_take(pool, &list);
@@ -104,7 +104,7 @@ static bool wait_for_tickets(struct gp__growth *growth, gp_status *status, gp_er
 static bool can_meet_limit(struct gp__growth *growth)
 {
     gp_pool *pool = growth->pool;
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     size_t least =
         growth->range != NULL
             ? gp__commit_least_physical(pool, growth->range, growth->parts, growth->part_count)
@@ -152,7 +152,7 @@ static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *
 {
     gp_pool *pool = growth->pool;
     char wanted[32], physical[32], used[32], limit[32];
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     size_t held = pool->physical - growth->credit.bytes;
     gp__size_text(growth->bytes, wanted);
     gp__size_text(held, physical);

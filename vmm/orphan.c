@@ -68,6 +68,7 @@ gp_status gp_pool_finish(gp_pool *pool, gp_error *error)
     if (begin) {
         gp_pool_retain(pool); /* until it is closed */
         pool->finishing = true;
+        gp__quick_end_all(pool);
     }
     gp__mutex_unlock(&pool->lock);
     if (begin)

@@ -12,6 +12,7 @@
  *   resize.c  commit, decommit, resize of ranges                 arena.c   the memory of captures
  *   retire.c  idle mappings -> retiring -> unmapped -> returned
  *   block.c   malloc, free, record_stream, pin                   work.c    copies, fills, joins
+ *   quick.c   blocks at hand: freed, and taken again by their stream without the pool's lock
  *   trim.c    trim, drain, limit, forget_stream, unreturned      close.c   create, close, release
  *   orphan.c  pools that are let go, and what they leave
  *   stats.c   stats and snapshots                                check.c   the invariants
@@ -24,7 +25,7 @@
  *              + credit_bytes
  *   mapped_bytes = bytes of mappings whose chunk is MAPPED; idle_bytes = those with live == 0
  *   mapped_bytes = USED + HELD + FREE + (CLAIMED that was FREE) spans
- *   used_bytes = sum of USED spans
+ *   used_bytes = sum of USED spans, those that quick lists keep included
  *   claimed_bytes = sum of CLAIMED spans that were HOLE
  */
 #ifndef GP__POOL_H
@@ -52,6 +53,7 @@ struct gp__span {
     unsigned flags; /* USED: GP_BLOCK_*, GP__BLOCK_* */
     unsigned pins; /* USED: live exports */
     bool was_hole; /* CLAIMED: what an undo makes of it */
+    bool known; /* USED: the block is an entry of its stream's quick list */
     struct gp__segment *segment;
     struct gp__span *previous; /* by address, within the segment */
     struct gp__span *next; /* ... and the link of the spare list and of the index's chains */
@@ -462,6 +464,41 @@ void gp__arenas_sweep(gp_pool *pool);
 bool gp__arenas_alive(const gp_pool *pool);
 void gp__arenas_drop(gp_pool *pool);
 
+/* ---- quick.c ---- */
+/* A kept block of exactly these bytes and flags is the caller's; false if there is none. The stream lives and
+ * does not capture. lock: not needed. */
+bool gp__quick_malloc(gp_stream *stream, size_t bytes, unsigned flags, uintptr_t *out);
+/* Frees a block that this stream's list has lent; false if it did not. lock: not needed. */
+bool gp__quick_free(const gp_pool *pool, gp_stream *stream, uintptr_t address, unsigned flags);
+/* The rest is lock: held. Makes the stream's list, so that a free allocates nothing. */
+gp_status gp__quick_open(gp_pool *pool, gp_stream *stream, gp_error *error);
+/* Frees a block in use by keeping it; false, and nothing is done, when that cannot be. */
+bool gp__quick_keep(gp_pool *pool, struct gp__span *span);
+/* Whether the USED span of a block is kept: to users it is free. */
+bool gp__quick_is_kept(const struct gp__span *span);
+/* A block in use becomes an ordinary one. */
+void gp__quick_forget(struct gp__span *span);
+/* What the stream's list keeps, or all lists do, becomes free memory. */
+void gp__quick_flush(gp_pool *pool, const gp_stream *stream);
+void gp__quick_flush_all(gp_pool *pool);
+/* Takes the pool's lock and flushes all lists: for whoever wants to see what is free. */
+void gp__quick_lock(gp_pool *pool);
+/* The stream's list, or all, end for good; lent blocks become ordinary ones. */
+void gp__quick_end(void *pool, gp_stream *stream);
+void gp__quick_end_all(gp_pool *pool);
+size_t gp__quick_kept_bytes(const gp_pool *pool);
+/* The fewest bytes that each list kept since this was last asked, summed, and what they keep now. */
+size_t gp__quick_least_bytes(const gp_pool *pool, size_t *kept);
+#ifdef GP_TESTING
+/* How many blocks the lists know; SIZE_MAX when one of them is not what its entry says. */
+size_t gp__quick_count(const gp_pool *pool);
+#endif
+
+/* ---- stats.c; lock: held ---- */
+/* Brings the peak of what is used up to date: before anything is kept, ended or made. */
+void gp__used_note(gp_pool *pool);
+void gp__used_add(gp_pool *pool, size_t bytes);
+
 /* ---- ladder.c ---- */
 /* Attempts until one succeeds or nothing is left to try. The growth names the request; the rest of it
  * is set here. lock: dropped. */
@@ -479,6 +516,8 @@ void gp__block_make(gp_pool *pool, struct gp__span *span, size_t bytes, gp_strea
                     unsigned flags, struct gp__arena *arena);
 /* Ends a block: it becomes free memory with its owners. */
 void gp__block_end(gp_pool *pool, struct gp__span *span, gp_stream *stream, bool *record_now);
+/* The same for one that no quick list knows, with owners that are stamped. */
+void gp__block_melt(gp_pool *pool, struct gp__span *span, struct gp__owners owners);
 
 /* ---- retire.c ---- */
 /* The owners of the free memory that the mapping lies in. lock: held. */

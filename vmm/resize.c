@@ -197,6 +197,7 @@ void gp__range_free_part(gp_range *range, uintptr_t va, uintptr_t end, struct gp
             size_t bytes = stop - va;
             gp__mapping_count(pool, range->segment, va, bytes, false);
             range->committed_bytes -= bytes;
+            gp__used_note(pool);
             pool->used_bytes -= bytes;
             gp__span_free(pool, span, owners);
         }

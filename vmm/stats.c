@@ -8,14 +8,44 @@
 
 #include "../backing/memory.h"
 
+/* ---- what is used -------------------------------------------------------------------------------- */
+
+/* Between two notes only quick lists change what is used: it was most where they kept least. With several
+ * streams that is a bound, for their lists need not have kept least at one time. */
+static size_t note(gp_pool *pool)
+{
+    size_t kept;
+    size_t most = pool->used_bytes - gp__quick_least_bytes(pool, &kept);
+    if (pool->peak_used < most)
+        pool->peak_used = most;
+    return kept;
+}
+
+void gp__used_note(gp_pool *pool)
+{
+    note(pool);
+}
+
+void gp__used_add(gp_pool *pool, size_t bytes)
+{
+    size_t kept = note(pool);
+    pool->used_bytes += bytes;
+    if (pool->peak_used < pool->used_bytes - kept)
+        pool->peak_used = pool->used_bytes - kept;
+}
+
+/* ---- figures -------------------------------------------------------------------------------------- */
+
 void gp_pool_get_stats(gp_pool *pool, gp_pool_stats *out)
 {
     bool lockable = gp__pool_enter(pool, NULL) == GP_OK;
     if (lockable)
         gp__mutex_lock(&pool->lock);
+    gp__used_note(pool);
+    size_t used = pool->used_bytes - gp__quick_kept_bytes(pool);
     *out = (gp_pool_stats){
-        .used_bytes = pool->used_bytes,
-        .free_bytes = pool->mapped_bytes - pool->used_bytes,
+        .used_bytes = used,
+        .free_bytes = pool->mapped_bytes - used,
         .physical_bytes = pool->physical,
         .retiring_bytes = pool->retiring_bytes,
         .unreturned_bytes = pool->unreturned_bytes,
@@ -39,7 +69,8 @@ void gp_pool_reset_peak_stats(gp_pool *pool)
     if (gp__pool_enter(pool, NULL) != GP_OK)
         return;
     gp__mutex_lock(&pool->lock);
-    pool->peak_used = pool->used_bytes;
+    gp__used_note(pool);
+    pool->peak_used = pool->used_bytes - gp__quick_kept_bytes(pool);
     pool->peak_physical = pool->physical;
     gp__mutex_unlock(&pool->lock);
 }
@@ -134,7 +165,7 @@ gp_status gp_pool_take_snapshot(gp_pool *pool, gp_pool_snapshot *out, gp_error *
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK)
         return status;
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     count(pool, &segments, &spans);
     size_t chunks = (size_t)pool->chunk_count;
     const struct gp__segment **order = gp__calloc(segments + 1, sizeof(struct gp__segment *));

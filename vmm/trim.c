@@ -56,7 +56,7 @@ static size_t trim_most(const gp_pool *pool, size_t keep)
 /* What a trim is about to wait for must not be captured: checked before anything changes. */
 static gp_status check_trim(gp_pool *pool, size_t keep, gp_error *error)
 {
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     gp_status status = gp__pool_usable(pool, false, error);
     struct gp__owners owners = {0, 0};
     if (status == GP_OK)
@@ -93,7 +93,7 @@ gp_status gp_pool_trim(gp_pool *pool, size_t min_bytes_to_keep, unsigned flags, 
         return status;
     struct gp__retired *list = NULL;
     size_t set_retiring = 0, returned = 0;
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     status = gp__pool_usable(pool, false, error);
     if (status == GP_OK) {
         set_retiring = gp__retire(pool, SIZE_MAX, trim_most(pool, min_bytes_to_keep),
@@ -140,7 +140,7 @@ gp_status gp_pool_set_limit(gp_pool *pool, size_t limit, gp_limit_result *out, g
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK)
         return status;
-    gp__mutex_lock(&pool->lock);
+    gp__quick_lock(pool);
     status = gp__pool_usable(pool, false, error);
     if (status != GP_OK) {
         gp__mutex_unlock(&pool->lock);

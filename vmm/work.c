@@ -109,6 +109,8 @@ gp_status gp_pool_block_stream(gp_pool *pool, uintptr_t address, gp_stream **out
     gp__mutex_lock(&pool->lock);
     status = gp__pool_usable(pool, false, error);
     const struct gp__span *span = status == GP_OK ? gp__index_find(pool, address) : NULL;
+    if (span != NULL && gp__quick_is_kept(span))
+        span = NULL;
     if (span != NULL)
         *out = gp_stream_retain(span->stream);
     gp__mutex_unlock(&pool->lock);
