@@ -16,6 +16,7 @@ NEED_NONE = {
     "gp_cuda_available": "opens no device here; test_cuda.c fails its allocations",
     "gp_device_open": "one allocation; test_ground.c, test_cuda.c and test_host.c fail it",
     "gp_error_set": "never fails",
+    "gp_pool_try_free": "calls and allocates nothing",
     "gp_pool_try_malloc": "calls and allocates nothing but what a malloc does first",
 }
 

@@ -3,7 +3,7 @@
  * Blocks: memory in users' hands. Handing out, taking back, and who else uses it. Nothing here blocks
  * except gp_pool_malloc(), and only through the ladder.
  */
-#include "pool.h"
+#include "quick.h"
 
 static size_t round_block(size_t bytes)
 {
@@ -120,11 +120,32 @@ gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream, gp_e
                         (size_t)stream->key.handle, pool->name);
 }
 
-/* What every allocation asks first. */
-static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, bool *capturing,
-                               gp_error *error)
+/* Whether a stream that is known by its handle is still the one behind it and does not capture: GP_OK or
+ * GP_NOT_READY. */
+static gp_status check_handle(gp_device *device, const gp_stream *stream)
 {
-    gp_device *device = pool->device;
+    struct gp__stream_key now;
+    if (device->driver->stream_resolve(device, stream->key.handle, &now, NULL) != GP_OK ||
+        now.id != gp_stream_id(stream) || now.context != stream->key.context)
+        return GP_NOT_READY;
+    return GP_OK;
+}
+
+/* Whether the stream captures, or GP_NOT_READY of check_handle(). The default stream's handle is its own for
+ * ever. */
+static gp_status ask_stream(gp_device *device, const gp_stream *stream, unsigned flags,
+                            bool *capturing, gp_error *error)
+{
+    if ((flags & GP_BLOCK_BY_HANDLE) == 0 || stream->key.handle == 0)
+        return device->driver->stream_capturing(device, &stream->key, capturing, error);
+    *capturing = false;
+    return check_handle(device, stream);
+}
+
+/* What every allocation asks first. */
+static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
+                               bool *capturing, gp_error *error)
+{
     gp_status status = gp__pool_enter(pool, error);
     if (status != GP_OK)
         return status;
@@ -136,7 +157,7 @@ static gp_status check_request(gp_pool *pool, size_t size, gp_stream *stream, bo
     if (size > PTRDIFF_MAX - pool->page)
         return gp_error_set(error, GP_ERR_ARGUMENT, "%zu bytes is more than any pool can hold",
                             size);
-    return device->driver->stream_capturing(device, &stream->key, capturing, error);
+    return ask_stream(pool->device, stream, flags, capturing, error);
 }
 
 /* The fast path: no driver call but is-capturing. GP_NOT_READY when there is nothing to take. */
@@ -192,9 +213,10 @@ gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsi
     struct gp__entry entry;
     struct gp__arena *arena = NULL;
     bool capturing = false;
-    gp_status status = check_request(pool, size, stream, &capturing, error);
+    gp_status status = check_request(pool, size, stream, flags, &capturing, error);
     if (status != GP_OK)
         return status;
+    flags &= GP_BLOCK_OBJECT;
     if (size == 0)
         return empty_block(pool, out, error);
     size_t bytes = round_block(size);
@@ -242,9 +264,10 @@ gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned
                          uintptr_t *out, gp_error *error)
 {
     bool capturing = false;
-    gp_status status = check_request(pool, size, stream, &capturing, error);
+    gp_status status = check_request(pool, size, stream, 0, &capturing, error);
     if (status != GP_OK)
         return status;
+    flags &= GP_BLOCK_OBJECT;
     if (size == 0)
         return empty_block(pool, out, error);
     size_t bytes = round_block(size);
@@ -301,6 +324,19 @@ static gp_status pinned_error(const gp_pool *pool, const struct gp__span *span, 
     return gp_error_set(error, GP_ERR_PINNED,
                         "%#zx (%zu bytes) of pool '%s' has %u live exports; release them first",
                         (size_t)span->va, span->bytes, pool->name, span->pins);
+}
+
+gp_status gp_pool_try_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
+                           gp_error *error)
+{
+    gp_status status = gp__pool_enter(pool, error);
+    if (status == GP_OK)
+        status = gp__pool_check_stream(pool, stream, error);
+    if (status == GP_OK && (flags & GP_BLOCK_BY_HANDLE) != 0 && stream->key.handle != 0)
+        status = check_handle(pool->device, stream);
+    if (status != GP_OK)
+        return status;
+    return gp__quick_free(pool, stream, address, flags & GP_BLOCK_OBJECT) ? GP_OK : GP_NOT_READY;
 }
 
 gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,

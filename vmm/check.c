@@ -3,7 +3,7 @@
  * The invariants of a pool, checked from scratch against its lists, and the switch of emergency mode: test
  * builds only. Each breach is one sentence that names the equation of pool.h or the invariant of growpool.h.
  */
-#include "pool.h"
+#include "quick.h"
 
 #ifdef GP_TESTING
 

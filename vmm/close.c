@@ -2,7 +2,7 @@
  *
  * The life of a pool: made, used, closed, let go. What must hold at either end of it.
  */
-#include "pool.h"
+#include "quick.h"
 
 #include <stdio.h>
 

@@ -3,7 +3,7 @@
  * Growth: claim, ask, map, publish, and the undo of each. This file is mechanism: it grows as it is told
  * or leaves the pool as it was (V3); what to try next is ladder.c's.
  */
-#include "pool.h"
+#include "quick.h"
 
 #include <assert.h>
 

@@ -215,7 +215,11 @@ GP_API gp_device *gp_pool_peer(const gp_pool *pool, size_t index);
 GP_API gp_status gp_pool_stream(gp_pool *pool, uintptr_t handle, gp_stream **out, gp_error *error);
 
 enum {
-    GP_BLOCK_OBJECT = 1 /* the block belongs to an object: gp_pool_free() wants the same flag */
+    GP_BLOCK_OBJECT = 1, /* the block belongs to an object: gp_pool_free() wants the same flag */
+    /* For gp_pool_try_malloc() and gp_pool_try_free(), where the caller knows the stream by its handle alone,
+     * as other libraries name it: GP_NOT_READY if the handle names another stream by now, or captures. Then
+     * gp_pool_stream() goes on. One question to the driver tells both. */
+    GP_BLOCK_BY_HANDLE = 2
 };
 
 /* A block of at least `size` bytes for work on `stream`. Size 0 gives address 0. May grow the pool,
@@ -238,6 +242,10 @@ GP_API gp_status gp_pool_try_malloc(gp_pool *pool, size_t size, gp_stream *strea
  * GP_ERR_PINNED. */
 GP_API gp_status gp_pool_free(gp_pool *pool, uintptr_t address, gp_stream *stream, unsigned flags,
                               gp_error *error);
+/* The part of gp_pool_free() that takes no lock of the pool: GP_NOT_READY unless the block is one that
+ * `stream` freed before and was given again; gp_pool_free() goes on. Address 0: GP_NOT_READY. */
+GP_API gp_status gp_pool_try_free(gp_pool *pool, uintptr_t address, gp_stream *stream,
+                                  unsigned flags, gp_error *error);
 /* `stream` uses the block too: it becomes an owner. Address 0 is a no-op. Never blocks. GP_ERR_ARGUMENT:
  * not a block of this pool. */
 GP_API gp_status gp_pool_record_stream(gp_pool *pool, uintptr_t address, gp_stream *stream,

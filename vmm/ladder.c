@@ -3,7 +3,7 @@
  * The ladder: what a request tries, and in which order, when memory is short. Pure policy over grow.c and
  * retire.c; the rungs are described in growpool.h.
  */
-#include "pool.h"
+#include "quick.h"
 
 /* How long the ladder waits for chunks that other threads are giving back. */
 #define DELIVERIES_NS UINT64_C(100000000)

@@ -9,7 +9,7 @@
  * the device closes it. While a pool is left the reaper keeps off it; the list holds a reference to a
  * pool that is only finishing, for its user may close it too.
  */
-#include "pool.h"
+#include "quick.h"
 
 #include "../backing/memory.h"
 

@@ -28,7 +28,7 @@
  * searched from end to end (30 ns at 32 entries); entries inside the spans (threads would share the
  * cache lines of neighbouring spans).
  */
-#include "pool.h"
+#include "quick.h"
 
 #include "../backing/memory.h"
 

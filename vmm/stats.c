@@ -2,7 +2,7 @@
  *
  * Figures and pictures of a pool, for people and for tests. Reads only.
  */
-#include "pool.h"
+#include "quick.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
  * What users ask of a pool that shrinks it: trim, drain, the limit, forgetting streams, and another try for
  * chunks that could not be returned.
  */
-#include "pool.h"
+#include "quick.h"
 
 #include "../backing/memory.h"
 

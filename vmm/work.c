@@ -3,7 +3,7 @@
  * Work that growpool enqueues for its users: copies, fills, and one stream waiting for another. Pure
  * pass-through to the device and the timeline: it knows neither blocks nor ranges.
  */
-#include "pool.h"
+#include "quick.h"
 
 /* Runs between the visit that keeps close() away and the end of the device's context. */
 struct visit {

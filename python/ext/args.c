@@ -102,10 +102,10 @@ static int too_big(const char *what)
 
 static int size_of_int(PyObject *object, const char *what, size_t *out)
 {
-    PyObject *number = PyNumber_Index(object);
+    int overflow;
+    PyObject *number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyNumber_Index(object);
     if (number == NULL)
         return -1;
-    int overflow;
     long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
     Py_DECREF(number);
     if (value == -1 && PyErr_Occurred())

@@ -42,6 +42,11 @@ enum {
 /* NULL or None: the first GPU, else the host. Opens the device, detached meanwhile. */
 int ext_device(struct module_state *state, PyObject *object, unsigned flags, gp_device **out);
 
+/* Left out, or None. */
+static inline bool ext_is_none(PyObject *object)
+{
+    return object == NULL || object == Py_None;
+}
 /* The handle behind a stream argument of a device; None is 0. *keep is a new reference to the object
  * that must live while the stream is used, or NULL. */
 int ext_stream(struct module_state *state, gp_device *device, PyObject *object, uintptr_t *handle,

@@ -19,7 +19,7 @@
  *     Py_END_ALLOW_THREADS
  *
  * THREADS AND THE GIL
- *   1. With the GIL or without it: gp_pool_try_malloc(), gp_pool_free(), gp_pool_stream(),
+ *   1. With the GIL or without it: gp_pool_try_malloc(), gp_pool_try_free(), gp_pool_free(), gp_pool_stream(),
  *      gp_pool_record_stream(), gp_pool_finish(), gp_pool_abandon(), gp_range_close(),
  *      gp_range_record_stream(), pins, statistics, snapshots, gp_error_set(), retaining anything,
  *      releasing pools, ranges and streams, and all that only reads. On a thread that uses its own
@@ -163,7 +163,8 @@
     FUNCTION(pool_get_stats)                                                                       \
     FUNCTION(pool_reset_peak_stats)                                                                \
     FUNCTION(pool_take_snapshot)                                                                   \
-    FUNCTION(pool_snapshot_free)
+    FUNCTION(pool_snapshot_free)                                                                   \
+    FUNCTION(pool_try_free)
 
 /* Members are named as the functions are, without gp_: table->pool_malloc is gp_pool_malloc. The
  * headers say what each does. */

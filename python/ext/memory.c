@@ -205,6 +205,10 @@ int ext_memory_close(struct memory_object *self, PyObject *stream_object)
     }
     if (ext_gate_has_ended())
         return 0;
+    self->closed = self->kind == EXT_BLOCK &&
+                   ext_pool_quick_free(self->pool, self->address, stream_object, GP_BLOCK_OBJECT);
+    if (self->closed)
+        return 0;
     gp_stream *stream = NULL;
     if (ext_pool_stream(self->pool, self->pool->pool, stream_object, EXT_STREAM_LAST_USE, &stream) <
         0)
@@ -411,7 +415,8 @@ void ext_memory_finalize(PyObject *object)
     gp_pool *pool = self->kind == EXT_BLOCK && !self->closed ? self->pool->pool : NULL;
     self->closed = true;
     self->range = NULL;
-    if (pool == NULL && range == NULL)
+    if ((pool == NULL && range == NULL) ||
+        (range == NULL && ext_pool_quick_free(self->pool, self->address, NULL, GP_BLOCK_OBJECT)))
         return;
     if (pool != NULL)
         gp_pool_retain(pool);

@@ -46,6 +46,7 @@ static void hand_over(struct pool_object *self)
     self->pool = NULL;
     self->backing = NULL;
     self->adapter = NULL;
+    ext_pool_forget_recent(self);
     if (pool == NULL)
         return;
     unlist_pool(self);
@@ -219,8 +220,10 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 /* A closed pool owns no memory, so no stream has to live for it. */
 void ext_pool_drop_streams(struct pool_object *self)
 {
-    if (self->adapter != NULL && self->pool != NULL && gp_pool_is_closed(self->pool))
+    if (self->adapter != NULL && self->pool != NULL && gp_pool_is_closed(self->pool)) {
+        ext_pool_forget_recent(self);
         PyDict_Clear(self->adapter->streams);
+    }
 }
 
 /* -1 with an exception; *pinned says that live exports were the reason. */

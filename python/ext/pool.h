@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * growpool.Pool as the files of the extension that make it up see it: pool.c owns its life, pool_calls.c
- * what it does, pool_views.c what it shows.
+ * what it does, pool_streams.c its streams and the blocks on them, pool_views.c what it shows.
  *
  * LIFE. The object holds one reference to its gp_pool and one to the adapter's gp_backing, and shows the
  * adapter's Python references to the collector (backing.h). Only its finaliser ends that, all three at
@@ -29,6 +29,11 @@ struct pool_object {
     struct ext_adapter *adapter; /* NULL once finalised */
     gp_device *device;
     bool finishing; /* takes no more work and is closed after its last export */
+    /* What a block was last made on, a reference; NULL: nothing yet, or no more. pool_streams.c's own. */
+    gp_stream *recent;
+    PyObject
+        *recent_object; /* borrowed from adapter->streams: a stream of our own kinds, or NULL */
+    bool recent_is_kept; /* adapter->streams has an object for it */
     struct pool_object *next; /* all pools that were not finalised, for the end of the process */
     struct pool_object *previous;
     PyObject *weak_references;
@@ -59,6 +64,12 @@ int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, u
  * there is one, lives as long as this pool needs it too. 0, or -1 with an exception. */
 int ext_pool_keep_from(struct pool_object *self, const gp_stream *stream,
                        const struct pool_object *other, const gp_stream *known);
+/* Before an object that adapter->streams keeps goes. */
+void ext_pool_forget_recent(struct pool_object *self);
+/* Frees a block of the stream of last time without more ado, if `stream` (None: the block's own) is that;
+ * false: ask gp_pool_free(). */
+bool ext_pool_quick_free(struct pool_object *self, uintptr_t address, PyObject *stream,
+                         unsigned flags);
 /* A block, first by the way that never blocks, then detached. 0, or -1 with an exception. */
 int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream, unsigned flags,
                    uintptr_t *address);

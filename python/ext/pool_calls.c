@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a growpool.Pool does: blocks, trimming, limits, streams. Whatever may wait, grow or call back runs
+ * What a growpool.Pool does: blocks, trimming, limits. Whatever may wait, grow or call back runs
  * detached from the interpreter, inside an ext_call.
  */
 #include "args.h"
@@ -10,129 +10,7 @@
 #include "pool.h"
 #include "range.h"
 
-/* ---- streams -------------------------------------------------------------------------------- */
-
-/* The first object seen for a stream lives as long as the pool may own memory on it. */
-static int keep_stream(struct pool_object *self, const gp_stream *stream, PyObject *keep)
-{
-    if (self->adapter == NULL)
-        return 0;
-    PyObject *id = PyLong_FromUnsignedLongLong(gp_stream_id(stream));
-    if (id == NULL)
-        return -1;
-    PyObject *kept = PyDict_SetDefault(self->adapter->streams, id, keep);
-    Py_DECREF(id);
-    return kept == NULL ? -1 : 0;
-}
-
-int ext_pool_keep_from(struct pool_object *self, const gp_stream *stream,
-                       const struct pool_object *other, const gp_stream *known)
-{
-    if (other->adapter == NULL)
-        return 0;
-    PyObject *id = PyLong_FromUnsignedLongLong(gp_stream_id(known));
-    if (id == NULL)
-        return -1;
-    PyObject *kept = PyDict_GetItemWithError(other->adapter->streams, id);
-    Py_DECREF(id);
-    if (kept == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    Py_INCREF(kept);
-    int result = keep_stream(self, stream, kept);
-    Py_DECREF(kept);
-    return result;
-}
-
-/* A closed host stream may have work left, and is known until that is done; a CUDA stream is destroyed
- * when it is closed, and its handle may be another's by now. *out stays NULL without work. */
-static int closed_stream(struct module_state *state, gp_pool *pool, uintptr_t handle,
-                         gp_stream **out)
-{
-    gp_error error = {0};
-    gp_status status = gp_pool_stream(pool, handle, out, &error);
-    if (status == GP_OK || status == GP_ERR_ARGUMENT)
-        return 0;
-    ext_raise(state, status, &error, NULL);
-    return -1;
-}
-
-/* The pool is asked each time, even for a handle seen before: drivers hand the handle of a destroyed
- * stream to the next one, and only the pool can tell. */
-int ext_pool_stream(struct pool_object *self, gp_pool *pool, PyObject *object, unsigned flags,
-                    gp_stream **out)
-{
-    uintptr_t handle;
-    PyObject *keep;
-    struct module_state *state = ext_state((PyObject *)self);
-    *out = NULL;
-    if (flags != 0 && (object == NULL || object == Py_None))
-        return 0;
-    if ((flags & EXT_STREAM_LAST_USE) && ext_stream_is_closed(state, object, &handle))
-        return handle != 0 ? closed_stream(state, pool, handle, out) : 0;
-    gp_pool_retain(pool); /* asking the object for its handle may run anything */
-    int result = ext_stream(state, self->device, object, &handle, &keep);
-    if (result == 0) {
-        gp_error error = {0};
-        gp_stream *stream = NULL;
-        gp_status status = gp_pool_stream(pool, handle, &stream, &error);
-        if (status != GP_OK) {
-            ext_raise(state, status, &error, NULL);
-            result = -1;
-        } else if (keep != NULL && keep_stream(self, stream, keep) < 0) {
-            gp_stream_release(stream);
-            result = -1;
-        } else {
-            *out = stream;
-        }
-        Py_XDECREF(keep);
-    }
-    gp_pool_release(pool);
-    return result;
-}
-
 /* ---- blocks --------------------------------------------------------------------------------- */
-
-/* The way that grows, waits and calls back. The end of the call may raise after the block was made (a
- * warning that is an error): then the block goes back. */
-static int block_detached(struct pool_object *self, gp_pool *pool, size_t size, gp_stream *stream,
-                          unsigned flags, uintptr_t *address)
-{
-    struct ext_call call;
-    gp_pool_retain(pool);
-    ext_call_begin(&call, ext_state((PyObject *)self), 0);
-    gp_status status = gp_pool_malloc(pool, size, stream, flags, address, &call.error);
-    int result = ext_call_end(&call, status);
-    if (result < 0 && status == GP_OK) {
-        PyThreadState *saved = ext_leave_to_free();
-        (void)gp_pool_free(pool, *address, stream, flags, NULL);
-        ext_return_from_free(saved);
-    }
-    gp_pool_release(pool);
-    return result;
-}
-
-int ext_pool_block(struct pool_object *self, size_t size, PyObject *stream_object, unsigned flags,
-                   uintptr_t *address)
-{
-    gp_stream *stream = NULL;
-    gp_pool *pool = ext_pool_get(self);
-    if (pool == NULL || ext_pool_stream(self, pool, stream_object, 0, &stream) < 0)
-        return -1;
-    int result = -1;
-    pool = ext_pool_get(self); /* it may have been closed by whoever was asked for the handle */
-    if (pool != NULL) {
-        gp_error error = {0};
-        gp_status status = gp_pool_try_malloc(pool, size, stream, flags, address, &error);
-        if (status == GP_NOT_READY)
-            result = block_detached(self, pool, size, stream, flags, address);
-        else if (status == GP_OK)
-            result = 0;
-        else
-            ext_raise(ext_state((PyObject *)self), status, &error, NULL);
-    }
-    gp_stream_release(stream);
-    return result;
-}
 
 PyDoc_STRVAR(
     malloc_doc,
@@ -198,7 +76,7 @@ static PyObject *pool_free(struct pool_object *self, PyObject *const *args, Py_s
     if (ext_parse(&signature, args, nargs, kwnames, given) < 0 ||
         ext_address(given[0], "ptr", &address) < 0)
         return NULL;
-    if (ext_gate_has_ended())
+    if (ext_gate_has_ended() || ext_pool_quick_free(self, address, given[1], 0))
         Py_RETURN_NONE;
     if (ext_pool_readable(self) == NULL ||
         ext_pool_stream(self, self->pool, given[1], EXT_STREAM_LAST_USE, &stream) < 0)
@@ -426,6 +304,7 @@ static int drop_stream(struct pool_object *self, uint64_t stream_id)
     PyObject *id = PyLong_FromUnsignedLongLong(stream_id);
     if (id == NULL)
         return -1;
+    ext_pool_forget_recent(self);
     PyObject *streams = Py_NewRef(self->adapter->streams);
     int result = PyDict_Contains(streams, id);
     if (result > 0)

@@ -5,7 +5,7 @@
  */
 #include "tests/support/model.h"
 
-#include "vmm/pool.h"
+#include "vmm/quick.h"
 
 #define MIB CHECK_MIB
 

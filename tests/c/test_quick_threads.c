@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "vmm/pool.h"
+#include "vmm/quick.h"
 
 #define MIB     CHECK_MIB
 #define WORKERS WORLD_STREAMS
