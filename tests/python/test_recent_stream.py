@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool looks first whether a block is for the stream of last time; that must never be mistaken."""
+"""A pool looks first whether a block is for the stream of last time: never to be mistaken."""
 
 from __future__ import annotations
 
