@@ -47,6 +47,8 @@
  *    +--gp_chunk_close---> CLOSED
  *   SUPPLIED, RETIRING ---an undo failed in the driver---> ABANDONED
  *
+ *   UNMAPPED --mapped anew by the pool that holds it--> SUPPLIED
+ *
  *   A chunk is IDLE before the backing's free runs, because that function may hand it to another pool
  *   on another thread before it returns. If it fails instead, the chunk becomes UNRETURNED.
  *   "returned" is IDLE again: the same chunk may be supplied once more, so ledgers use its id

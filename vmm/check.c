@@ -230,7 +230,8 @@ static void check_equations(struct check *check)
 {
     const gp_pool *pool = check->pool;
     size_t physical = pool->claimed_bytes + pool->mapped_bytes + pool->retiring_bytes +
-                      pool->unreturned_bytes + pool->abandoned_bytes + pool->credit_bytes;
+                      pool->unreturned_bytes + pool->abandoned_bytes + pool->credit_bytes +
+                      pool->stock_bytes;
     expect(check, pool->physical == physical, "physical bytes", pool->physical, physical);
     expect(check, pool->mapped_bytes == check->mapped, "mapped bytes", pool->mapped_bytes,
            check->mapped);

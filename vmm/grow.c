@@ -19,10 +19,19 @@ static size_t smaller(size_t a, size_t b)
 
 /* ---- claim -------------------------------------------------------------------------------- */
 
+/* How much of the stock has a place. */
+static size_t placed_bytes(const struct gp__growth *growth)
+{
+    size_t bytes = 0;
+    for (const struct gp__retired *item = growth->credit.stock; item != NULL; item = item->next)
+        bytes += item->va != 0 ? item->bytes : 0;
+    return bytes;
+}
+
 static size_t room_under_limit(const struct gp__growth *growth, size_t *held)
 {
     const gp_pool *pool = growth->pool;
-    *held = pool->physical - growth->credit.bytes; /* what others hold, and we in blocks */
+    *held = pool->physical - growth->credit.bytes - placed_bytes(growth); /* others, our blocks */
     return pool->limit > *held ? pool->limit - *held : 0;
 }
 
@@ -48,10 +57,11 @@ static gp_status size_claim(struct gp__growth *growth, const struct gp__place *p
     size_t held;
     size_t most = room_under_limit(growth, &held);
     growth->stepped = 0;
+    growth->wasteful = gp__plan_is_wasteful(pool, growth->bytes, held + place->new_bytes);
     gp_status status = gp__grow_check_limit(growth, place->new_bytes, error);
     if (status != GP_OK)
         return status;
-    if (growth->step) {
+    if (growth->step && !growth->wasteful) {
         size_t step = smaller(gp__plan_step(pool, place->new_bytes), place->room);
         growth->stepped = smaller(step, (most - place->new_bytes) / pool->page * pool->page);
     }
@@ -59,11 +69,13 @@ static gp_status size_claim(struct gp__growth *growth, const struct gp__place *p
     return GP_OK;
 }
 
-static void count_claim(struct gp__growth *growth, size_t bytes)
+static void count_claim(struct gp__growth *growth, const struct gp__claim *claim)
 {
     gp_pool *pool = growth->pool;
+    size_t bytes = claim->new_bytes;
     /* What was reclaimed beyond the claim is room for others, who may come while the backing is asked. */
-    pool->physical += bytes - growth->credit.bytes;
+    pool->physical += bytes - claim->moved_bytes - growth->credit.bytes;
+    pool->stock_bytes -= claim->moved_bytes;
     pool->credit_bytes -= growth->credit.bytes;
     growth->credit.bytes = 0;
     pool->claimed_bytes += bytes;
@@ -105,6 +117,57 @@ static void claim_place(struct gp__growth *growth, struct gp__span *first, size_
     }
 }
 
+/* Gives chunks of the stock places at the start of a hole. */
+static void fill_hole(struct gp__growth *growth, const struct gp__span *hole, size_t bytes)
+{
+    uintptr_t va = hole->va, end = hole->va + bytes;
+    for (struct gp__retired *item = growth->credit.stock; item != NULL; item = item->next) {
+        if (item->va != 0 || item->bytes > end - va)
+            continue;
+        item->va = va;
+        ((struct gp__mapping *)item)->segment = hole->segment;
+        va += item->bytes;
+    }
+}
+
+/* Looks where chunks of the stock fit into the holes of a place. lock: held. */
+static void fit_stock(struct gp__growth *growth, const struct gp__span *first)
+{
+    size_t left = growth->bytes;
+    for (struct gp__retired *item = growth->credit.stock; item != NULL; item = item->next)
+        item->va = 0;
+    for (const struct gp__span *span = first; growth->credit.stock != NULL; span = span->next) {
+        bool hole = span->state == GP_SPAN_HOLE;
+        size_t take = smaller(span->bytes, hole ? gp__round_up(left, growth->pool->page) : left);
+        if (hole)
+            fill_hole(growth, span, take);
+        if (take >= left)
+            break;
+        left -= take;
+    }
+}
+
+/* Chunks of the stock that have a place become part of the claim. lock: held. */
+static void place_stock(struct gp__growth *growth, struct gp__claim *claim)
+{
+    for (struct gp__retired **link = &growth->credit.stock; *link != NULL;) {
+        struct gp__retired *item = *link;
+        if (item->va == 0) {
+            link = &item->next;
+            continue;
+        }
+        bool moved = gp__chunk_move(item->chunk, GP__CHUNK_UNMAPPED, GP__CHUNK_SUPPLIED);
+        assert(moved);
+        (void)moved;
+        ((struct gp__mapping *)item)->generation = gp_chunk_generation(item->chunk);
+        *link = item->next;
+        item->next = NULL;
+        *claim->tail = item;
+        claim->tail = &item->next;
+        claim->moved_bytes += item->bytes;
+    }
+}
+
 /* ---- ask ---------------------------------------------------------------------------------- */
 
 /* Asks the backing; in emergency mode the growth's first request is refused instead, unless no rung would
@@ -125,8 +188,10 @@ static gp_status ask_one(struct gp__growth *growth, size_t left, size_t *cap,
 {
     gp_pool *pool = growth->pool;
     for (;;) {
-        gp_request request = {gp__plan_chunk(pool, left, growth->bytes, *cap), pool->device,
-                              growth->stream->key.handle};
+        /* A range grows by what its user names at once, and gives that back at once. */
+        size_t wanted = growth->range != NULL ? SIZE_MAX : growth->bytes;
+        gp_request request = {gp__plan_chunk(pool, left, wanted, growth->wasteful, *cap),
+                              pool->device, growth->stream->key.handle};
         gp_status status = ask_backing(growth, &request, &mapping->retired.chunk, error);
         if (status == GP_OK) {
             mapping->retired.bytes = request.size;
@@ -143,11 +208,20 @@ static gp_status ask_one(struct gp__growth *growth, size_t left, size_t *cap,
     }
 }
 
+/* Bytes at the start of the hole that have chunks of the stock. */
+static size_t bytes_in(const struct gp__retired *mappings, const struct gp__span *hole)
+{
+    size_t bytes = 0;
+    for (const struct gp__retired *item = mappings; item != NULL; item = item->next)
+        bytes += item->va >= hole->va && item->va < hole->va + hole->bytes ? item->bytes : 0;
+    return bytes;
+}
+
 /* Asks for the chunks of one claimed hole. */
 static gp_status ask_run(struct gp__growth *growth, struct gp__claim *claim, struct gp__span *hole,
                          size_t *cap, gp_error *error)
 {
-    for (size_t done = 0; done < hole->bytes;) {
+    for (size_t done = bytes_in(claim->mappings, hole); done < hole->bytes;) {
         struct gp__mapping *mapping = gp__calloc(1, sizeof *mapping);
         if (mapping == NULL)
             return gp_error_set(error, GP_ERR_HOST_MEMORY,
@@ -435,12 +509,16 @@ static gp_status start_block(struct gp__growth *growth, struct gp__claim *claim,
     if (growth->bytes > pool->limit)
         return size_claim(growth, &place, &new_bytes, error);
     gp_status status = find_place(growth, &place, error);
-    if (status == GP_OK)
+    if (status == GP_OK) {
+        growth->lacking = place.new_bytes;
+        fit_stock(growth, place.first);
         status = size_claim(growth, &place, &new_bytes, error);
+    }
     if (status != GP_OK)
         return status;
     want_fences(growth);
     claim_place(growth, place.first, new_bytes, claim);
+    place_stock(growth, claim);
     return GP_NOT_READY;
 }
 
@@ -464,7 +542,7 @@ static gp_status start(struct gp__growth *growth, struct gp__claim *claim, uintp
         status = growth->range != NULL ? start_commit(growth, claim, out, error)
                                        : start_block(growth, claim, out, error);
     if (status == GP_NOT_READY) {
-        count_claim(growth, claim->new_bytes);
+        count_claim(growth, claim);
         if (growth->range != NULL)
             growth->range->claims++;
     }

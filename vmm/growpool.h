@@ -49,7 +49,14 @@
  * publish. On any failure everything is undone and the pool is as it was (V3). Growers never wait
  * for one another.
  *
- * THE LADDER, when memory is short (grow.c). First, if even reclaiming everything idle could not
+ * BEFORE IT GROWS for a block (ladder.c). Free memory of other streams would serve, if it has passed: their
+ * fences are recorded, and an idle stream passes its own within microseconds. If the pool would become
+ * larger than what was ever used of it at once, by more than a thousandth, idle chunks that everybody has passed
+ * are unmapped and mapped again where they are needed; that costs what it costs to create and map new ones,
+ * and the backing is not asked. Neither waits for a stream that is at work. Under a limit the ladder does
+ * the same with chunks whose streams it waited for, and gives back those that do not fit.
+ *
+ * THE LADDER, when memory is short (ladder.c). First, if even reclaiming everything idle could not
  * meet the limit, GP_ERR_LIMIT at once and nothing is trimmed. Otherwise these rungs, each tried
  * once: the size wanted (growth step included); the size needed; own idle chunks given back; the
  * tickets of FREE spans and retiring chunks waited for, and at most 100 ms for chunks that other threads
@@ -58,9 +65,10 @@
  * reclaims is its own to claim, as far as the limit allows. The ladder never waits for a stream that
  * captures nor for unknown owners.
  *
- * CHUNK PLAN (plan.c). A chunk is the run of new pages that a request needs: up to 128 MiB where
- * blocks share it, up to 1 GiB for a request larger than that. A growth step of a sixteenth of what
- * is mapped, at most 32 MiB, is added from spare headroom. chunk_size fixes it instead.
+ * CHUNK PLAN (plan.c). The run of new pages that a block needs is mapped in chunks of a sixteenth of the
+ * block, at most 1 GiB, and at least 128 MiB; 8 MiB (32 MiB for blocks from 256 MiB on) once the pool is
+ * larger than what was ever used of it at once. A growth step of a sixteenth of what is mapped, at most
+ * 32 MiB, is added from spare headroom until then. chunk_size fixes the size instead.
  *
  * PLACEMENT (place.c). Best fit over mapped free space that the stream may use; else the place that
  * needs fewest new pages among a bounded number of holes.
@@ -71,8 +79,7 @@
  * a small free must not tie a large span to its stream.
  *
  * RANGES. A range has a segment of its own, as large as it may become, so its address never changes
- * and growing copies nothing. Each commit maps chunks of its own, planned like those of a large block:
- * a doubling is one chunk up to 1 GiB. A chunk is given back whole, so one that a cut goes through
+ * and growing copies nothing. Each commit maps chunks of its own: one up to 1 GiB, more beyond. A chunk is given back whole, so one that a cut goes through
  * stays, counted as kept, and goes with its last committed page; a pool with chunk_size equal to the
  * granularity is exact. Owners belong to the range as a whole: the stream it was made for, those that
  * committed, and those recorded. A commit waits for the owners of memory that is still mapped there,

@@ -8,14 +8,22 @@
 /* How long the ladder waits for chunks that other threads are giving back. */
 #define DELIVERIES_NS UINT64_C(100000000)
 
+/* How often a growth looks whether streams are at rest: together about a microsecond each, so no longer than to
+ * create and map one chunk takes. Not by the clock, so that the same calls do the same. */
+#define LOOKS 16
+
 enum rung { RUNG_WANTED, RUNG_NEEDED, RUNG_TRIMMED, RUNG_WAITED, RUNG_HALVED, RUNG_NONE };
 
-/* Gives idle memory back, oldest first. What comes free is this request's alone. */
-static size_t trim_idle(struct gp__growth *growth, size_t goal, gp_status *status, gp_error *error)
+/* Gives idle memory back, oldest first, but for chunks that fit into what is lacking: those move there. What
+ * comes free is this request's alone. */
+static size_t trim_idle(struct gp__growth *growth, size_t goal, bool move, gp_status *status,
+                        gp_error *error)
 {
     gp_pool *pool = growth->pool;
     struct gp__retired *list = NULL;
     size_t before = growth->credit.reclaimed;
+    gp__stock_return(pool, &growth->credit); /* it was no help */
+    growth->credit.stock_room = move ? growth->lacking : 0;
     gp__quick_lock(pool);
     gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
     gp__retire_hold(pool, list);
@@ -100,6 +108,68 @@ static bool wait_for_tickets(struct gp__growth *growth, gp_status *status, gp_er
     return true;
 }
 
+/* ---- what costs no wait ------------------------------------------------------------------------- */
+
+/* The streams whose free memory would serve if they have passed. lock: held. */
+static uint64_t serving_slots(const struct gp__growth *growth)
+{
+    const gp_pool *pool = growth->pool;
+    uint64_t slots = 0;
+    for (int bin = 0; bin < GP__BIN_COUNT; bin++) {
+        const struct gp__tree_node *node =
+            gp__tree_at_least(&pool->bins[bin].tree, growth->bytes, 0);
+        if (node != NULL && bin != growth->stream->slot)
+            slots |= ((const struct gp__span *)node)->owners.slots & ~GP__UNKNOWN;
+    }
+    return slots;
+}
+
+/* The streams for which a growth would wait if it could, and in `list` what it may take from elsewhere
+ * without waiting. Nothing of either when free memory is there. lock: held. */
+static uint64_t look_around(struct gp__growth *growth, struct gp__retired **list)
+{
+    gp_pool *pool = growth->pool;
+    gp__span_settle(pool);
+    if (gp__span_find(pool, growth->bytes, growth->taker) != NULL)
+        return 0;
+    uint64_t slots = serving_slots(growth);
+    struct gp__place place = gp__place_find(pool, growth->bytes, growth->taker);
+    if (place.first == NULL ||
+        !gp__plan_is_wasteful(pool, growth->bytes, pool->physical + place.new_bytes))
+        return slots;
+    uintptr_t from = place.first->va, to = place.first->va + growth->bytes;
+    slots |= gp__retire_slots(pool, place.new_bytes, from, to);
+    if (slots == 0)
+        gp__retire_passed(pool, place.new_bytes, from, to, list);
+    growth->credit.stock_room = place.new_bytes;
+    return slots;
+}
+
+/* Before a block grows the pool: free memory of other streams, and idle chunks elsewhere. Fences tell what is
+ * at rest; an idle stream passes its own within microseconds, and for a busy one nobody waits. Then chunks
+ * that everybody has passed move to where they are needed: to unmap and map costs what it costs to create
+ * and map, and the pool does not grow. */
+static void look_for_rest(struct gp__growth *growth)
+{
+    gp_pool *pool = growth->pool;
+    struct gp__retired *list = NULL;
+    uint64_t slots = 1, fenced = 0;
+    for (int looked = 0; looked < LOOKS && slots != 0; looked++) {
+        gp__quick_lock(pool);
+        slots = look_around(growth, &list);
+        struct gp__owners owners = {slots & ~fenced, gp__timeline_now(&pool->timeline)};
+        gp__retire_hold(pool, list);
+        gp__mutex_unlock(&pool->lock);
+        fenced |= slots;
+        if (owners.slots != 0)
+            gp__timeline_record(&pool->timeline, owners, NULL);
+    }
+    if (list != NULL)
+        gp__retire_finish(pool, list, GP__REAP_READY, NULL, &growth->credit, NULL, NULL);
+}
+
+/* ---- the rungs ------------------------------------------------------------------------------------ */
+
 /* Whether giving back everything idle could make room under the limit. */
 static bool can_meet_limit(struct gp__growth *growth)
 {
@@ -124,13 +194,14 @@ static bool climb(struct gp__growth *growth, enum rung rung, gp_status *status, 
         growth->step = false;
         return backing && growth->stepped > 0;
     case RUNG_TRIMMED:
-        return trim_idle(growth, limit ? growth->deficit : SIZE_MAX, status, error) > 0;
+        return trim_idle(growth, limit ? growth->deficit : SIZE_MAX, limit && growth->range == NULL,
+                         status, error) > 0;
     case RUNG_WAITED:
         return wait_for_tickets(growth, status, error);
     case RUNG_HALVED:
         growth->halve = true;
         /* Waiting may have made more memory idle. */
-        return trim_idle(growth, SIZE_MAX, status, error) > 0 ||
+        return trim_idle(growth, SIZE_MAX, false, status, error) > 0 ||
                (backing && (growth->pool->chunk_size == 0 || gp__in_emergency()));
     default:
         return false;
@@ -179,6 +250,8 @@ static gp_status give_up(struct gp__growth *growth, gp_status status, gp_error *
 static gp_status attempt_all(struct gp__growth *growth, uintptr_t *out, gp_error *error)
 {
     gp_error details = {0};
+    if (growth->range == NULL && growth->arena == NULL)
+        look_for_rest(growth);
     gp_status status = gp__grow_attempt(growth, out, &details);
     if (growth->obstacle == GP__OBSTACLE_LIMIT && !can_meet_limit(growth))
         return give_up(growth, status, error);
@@ -221,6 +294,7 @@ gp_status gp__ladder(struct gp__growth *growth, uintptr_t *out, gp_error *error)
     pool->growers++;
     gp__mutex_unlock(&pool->lock);
     status = attempt_all(growth, out, error);
+    gp__stock_return(pool, &growth->credit);
     if (status != GP_OK && growth->range != NULL)
         gp__commit_let_go(growth);
     gp__mutex_lock(&pool->lock);

@@ -22,7 +22,7 @@
  *
  * EQUATIONS, asserted by gp__pool_check():
  *   physical = claimed_bytes + mapped_bytes + retiring_bytes + unreturned_bytes + abandoned_bytes
- *              + credit_bytes
+ *              + credit_bytes + stock_bytes
  *   mapped_bytes = bytes of mappings whose chunk is MAPPED; idle_bytes = those with live == 0
  *   mapped_bytes = USED + HELD + FREE + (CLAIMED that was FREE) spans
  *   used_bytes = sum of USED spans, those that quick lists keep included
@@ -209,7 +209,7 @@ struct gp_pool {
 
     size_t limit;
     size_t physical, claimed_bytes, mapped_bytes, idle_bytes, retiring_bytes;
-    size_t unreturned_bytes, abandoned_bytes, credit_bytes;
+    size_t unreturned_bytes, abandoned_bytes, credit_bytes, stock_bytes;
     size_t held_bytes; /* HELD */
     size_t used_bytes, address_bytes, peak_used, peak_physical;
     size_t block_address_bytes; /* of address_bytes, the segments for blocks */
@@ -331,10 +331,14 @@ size_t gp__place_idle_bytes(const gp_pool *pool, const struct gp__segment *segme
                             uintptr_t to);
 
 /* ---- plan.c ---- */
+/* Whether `physical` bytes, with a block of `bytes` in use, are more than what was ever used of the pool at once
+ * calls for, or than its limit. */
+bool gp__plan_is_wasteful(const gp_pool *pool, size_t bytes, size_t physical);
 /* Pages to add to a growth of new_bytes, for those who come next. */
 size_t gp__plan_step(const gp_pool *pool, size_t new_bytes);
-/* The size of the next chunk of a run of which `left` bytes are still to be mapped; at most `cap`. */
-size_t gp__plan_chunk(const gp_pool *pool, size_t left, size_t request, size_t cap);
+/* The size of the next chunk of a run of which `left` bytes are still to be mapped, for a block of `request`
+ * bytes; at most `cap`. */
+size_t gp__plan_chunk(const gp_pool *pool, size_t left, size_t request, bool wasteful, size_t cap);
 
 /* ---- grow.c ---- */
 enum gp__obstacle {
@@ -344,8 +348,12 @@ enum gp__obstacle {
     GP__OBSTACLE_BACKING /* it said "no memory" */
 };
 
-/* Physical bytes that a request reclaimed and may claim again: nobody else can take them meanwhile. */
+/* What a request reclaimed and may use again: nobody else can take it meanwhile. Chunks that fit into what it
+ * has to map are its stock, mapped anew where they are needed; of all others it is the bytes, which it may
+ * claim. */
 struct gp__credit {
+    struct gp__retired *stock; /* UNMAPPED; va: where it is to go, 0: nowhere yet */
+    size_t stock_room; /* bytes that it may still take into stock */
     size_t bytes;
     size_t most; /* what the request can need: whatever comes back beyond it is room for all */
     size_t reclaimed; /* bytes that came back in all */
@@ -367,6 +375,8 @@ struct gp__growth {
     enum gp__obstacle obstacle; /* what stopped the last attempt */
     size_t stepped; /* the step of the last attempt */
     size_t deficit; /* bytes that it lacked under the limit */
+    size_t lacking; /* bytes that the last attempt had to map */
+    bool wasteful; /* as gp__plan_is_wasteful() said of it */
     struct gp__credit credit;
     unsigned refusals;
 };
@@ -377,6 +387,7 @@ struct gp__claim {
     struct gp__span *first;
     struct gp__span **last; /* where the next one is linked */
     size_t new_bytes; /* of holes */
+    size_t moved_bytes; /* of those, where chunks from the stock go */
     struct gp__retired *mappings; /* accepted chunks, by address */
     struct gp__retired **tail;
     size_t mapped_count; /* of those, how many are mapped in the driver */
@@ -507,6 +518,12 @@ struct gp__owners gp__retire_owners(gp_pool *pool, size_t most);
 void gp__unretire(gp_pool *pool, struct gp__retired *item);
 /* Moves all that is retiring and in nobody's hands to the front of *list. lock: held. */
 void gp__retiring_take(gp_pool *pool, struct gp__retired **list);
+/* Sets idle mappings retiring that everybody has passed and that lie outside of [from, to), oldest first, at most
+ * `most` bytes together and a bounded number of looks. Puts them into *list. lock: held. */
+void gp__retire_passed(gp_pool *pool, size_t most, uintptr_t from, uintptr_t to,
+                       struct gp__retired **list);
+/* Who has to pass for that, and can be fenced. lock: held. */
+uint64_t gp__retire_slots(const gp_pool *pool, size_t most, uintptr_t from, uintptr_t to);
 /* Puts a list of retiring mappings where the reaper finds it. lock: held. */
 void gp__retiring_add(gp_pool *pool, struct gp__retired *list);
 /* Says that this thread is about to hold a list, in the same section that fills it: until
@@ -517,11 +534,14 @@ size_t gp__retirable_bytes(const gp_pool *pool);
 /* Physical bytes that have come free go to the credit, as far as that has need of them (NULL: none), and are
  * room for all beyond. lock: held. */
 void gp__credit_add(gp_pool *pool, struct gp__credit *credit, size_t bytes);
-/* Reaps the list (held, see above), gives the chunks back, and keeps the rest retiring. Bytes that come back go
- * to the credit (may be NULL); *returned counts those that free took. lock: dropped. */
+/* Reaps the list (held, see above), gives the chunks back, and keeps the rest retiring. With a credit (may be
+ * NULL) chunks go into its stock while that has room; bytes that come back go to it too; *returned counts
+ * those that free took. lock: dropped. */
 gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__reap_mode mode,
                             const struct gp__interrupt *interrupt, struct gp__credit *credit,
                             size_t *returned, gp_error *error);
+/* Gives back what is left of the stock. lock: dropped. */
+void gp__stock_return(gp_pool *pool, struct gp__credit *credit);
 /* Gives one unmapped, accepted chunk back to the backing and frees the mapping, or keeps both as
  * unreturned. *counter is the pool's field that its bytes are counted in now; what was returned goes
  * to the credit (may be NULL). lock: dropped. */

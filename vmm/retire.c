@@ -11,6 +11,7 @@
 
 #define SERVICE_BATCH        16 /* chunks that the reaper holds at once */
 #define SERVICE_LOOK         1024 /* chunks that it asks about in one look */
+#define RECYCLE_LOOK         1024 /* idle chunks that a growth asks about */
 #define SERVICE_DELAY_MIN_NS UINT64_C(100000)
 #define SERVICE_DELAY_MAX_NS UINT64_C(20000000)
 
@@ -184,6 +185,42 @@ size_t gp__retire(gp_pool *pool, size_t goal, size_t most, enum gp__retire_which
     return bytes;
 }
 
+/* Whether a growth that is to fill [from, to) may have the chunk. */
+static bool may_move(const struct gp__mapping *mapping, size_t most, uintptr_t from, uintptr_t to)
+{
+    const struct gp__retired *item = &mapping->retired;
+    return item->bytes <= most && mapping->segment->range == NULL &&
+           (item->va + item->bytes <= from || item->va >= to);
+}
+
+void gp__retire_passed(gp_pool *pool, size_t most, uintptr_t from, uintptr_t to,
+                       struct gp__retired **list)
+{
+    struct gp__mapping *mapping = pool->idle_oldest;
+    for (int looked = 0; looked < RECYCLE_LOOK && mapping != NULL && most >= pool->page; looked++) {
+        struct gp__mapping *next = mapping->next;
+        if (may_move(mapping, most, from, to) && gp__retire_owners_of(pool, mapping).slots == 0 &&
+            gp__retire_one(pool, mapping, GP__RETIRE_SEEN, list))
+            most -= mapping->retired.bytes;
+        mapping = next;
+    }
+}
+
+uint64_t gp__retire_slots(const gp_pool *pool, size_t most, uintptr_t from, uintptr_t to)
+{
+    uint64_t slots = 0;
+    const struct gp__mapping *mapping = pool->idle_oldest;
+    for (int looked = 0; looked < RECYCLE_LOOK && mapping != NULL && most >= pool->page;
+         looked++, mapping = mapping->next) {
+        struct gp__owners owners = gp__retire_owners_of(pool, mapping);
+        if (!may_move(mapping, most, from, to) || gp__timeline_is_unseen(&pool->timeline, owners))
+            continue;
+        slots |= owners.slots;
+        most -= mapping->retired.bytes;
+    }
+    return slots;
+}
+
 struct gp__owners gp__retire_owners(gp_pool *pool, size_t most)
 {
     struct gp__owners all = {0, 0};
@@ -312,6 +349,31 @@ static void drop_abandoned(struct gp__retired *list)
     }
 }
 
+/* Takes an unmapped chunk into the stock, if it has room for it. */
+static bool stock(gp_pool *pool, struct gp__credit *credit, struct gp__retired *item)
+{
+    if (credit == NULL || item->bytes > credit->stock_room)
+        return false;
+    credit->stock_room -= item->bytes;
+    credit->reclaimed += item->bytes;
+    item->next = credit->stock;
+    credit->stock = item;
+    gp__mutex_lock(&pool->lock);
+    pool->retiring_bytes -= item->bytes;
+    pool->stock_bytes += item->bytes;
+    gp__mutex_unlock(&pool->lock);
+    return true;
+}
+
+void gp__stock_return(gp_pool *pool, struct gp__credit *credit)
+{
+    while (credit->stock != NULL && gp__check_fork(NULL) == GP_OK) {
+        struct gp__retired *item = credit->stock;
+        credit->stock = item->next;
+        gp__return_chunk(pool, (struct gp__mapping *)item, &pool->stock_bytes, credit, NULL);
+    }
+}
+
 gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__reap_mode mode,
                             const struct gp__interrupt *interrupt, struct gp__credit *credit,
                             size_t *returned, gp_error *error)
@@ -334,6 +396,8 @@ gp_status gp__retire_finish(gp_pool *pool, struct gp__retired *list, enum gp__re
         struct gp__retired *item = reaped.unmapped;
         size_t size = item->bytes;
         reaped.unmapped = item->next;
+        if (stock(pool, credit, item))
+            continue;
         if (gp__return_chunk(pool, (struct gp__mapping *)item, &pool->retiring_bytes, credit,
                              NULL) == GP_OK) {
             bytes += size;

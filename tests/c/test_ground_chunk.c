@@ -160,7 +160,7 @@ static const bool drawn[STATE_COUNT][STATE_COUNT] = {
     [GP__CHUNK_MAPPED] = {[GP__CHUNK_RETIRING] = true},
     [GP__CHUNK_RETIRING] =
         {[GP__CHUNK_MAPPED] = true, [GP__CHUNK_UNMAPPED] = true, [GP__CHUNK_ABANDONED] = true},
-    [GP__CHUNK_UNMAPPED] = {[GP__CHUNK_IDLE] = true},
+    [GP__CHUNK_UNMAPPED] = {[GP__CHUNK_IDLE] = true, [GP__CHUNK_SUPPLIED] = true},
     [GP__CHUNK_UNRETURNED] = {[GP__CHUNK_UNMAPPED] = true},
 };
 

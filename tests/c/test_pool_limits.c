@@ -5,6 +5,8 @@
  */
 #include "tests/support/model.h"
 
+#include "backing/driver.h"
+
 #include "vmm/pool.h"
 
 #define MIB CHECK_MIB
@@ -53,25 +55,36 @@ static void free_exported(uintptr_t va)
     world_free(&world, va, -1);
 }
 
-static void limit_to_nothing(struct world *where, const gp_request *request)
+static const struct gp__driver *real;
+
+static gp_status unmap_and_limit_to_nothing(gp_device *device, uintptr_t va, size_t bytes,
+                                            gp__memory memory, gp_error *error)
 {
-    (void)request;
-    gp_pool_set_limit(where->pool, 0, NULL, NULL);
+    gp_status status = real->unmap(device, va, bytes, memory, error);
+
+    CHECK_OK(gp_pool_set_limit(world.pool, 0, NULL, NULL), NULL);
+    return status;
 }
 
-/* The ladder gave memory back for a request, and before its next attempt the limit fell below the
- * size of the request: an error like any other. */
+/* The ladder takes memory from elsewhere for a request, and before its next attempt the limit falls below
+ * the size of the request: an error like any other, and the memory goes back. */
 static void a_limit_that_falls_below_a_waiting_request_refuses_it(void **state)
 {
+    struct gp__driver hooked;
     uintptr_t got = 77;
 
     (void)state;
     open_world(4 * MIB, 0);
     free_busy(world_malloc(&world, 4 * MIB, 0), 0);
-    world.before_free = limit_to_nothing;
+    real = world.device->driver;
+    hooked = *real;
+    hooked.unmap = unmap_and_limit_to_nothing;
+    world.device->driver = &hooked;
     CHECK_STATUS(GP_ERR_LIMIT, malloc_on(1, 4 * MIB, &got), &world.error);
+    world.device->driver = real;
     assert_int_equal(got, 77);
     assert_int_equal(world_stats(&world).physical_bytes, 0);
+    assert_int_equal(world.supplied_bytes, 0);
     check_all();
 }
 

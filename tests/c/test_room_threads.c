@@ -60,17 +60,17 @@ static gp_status answer(struct world *where, const gp_request *request, gp_chunk
 }
 
 /* The pool is at its limit with chunks that retire and wait for stream 0; a request on stream 1 takes them
- * all back, and needs one of them. */
+ * all back, for they are too large to move where it needs memory, and needs the room of half a one. */
 static void one_reclaims_while_the_other_asks(unsigned frees_before)
 {
     uintptr_t blocks[CHUNKS], va = 0;
 
     memset(&other, 0, sizeof other);
     other.frees_before = frees_before;
-    world_begin(&world, &(struct world_options){.chunk_size = 2 * MIB, .limit = CHUNKS * 2 * MIB});
+    world_begin(&world, &(struct world_options){.limit = CHUNKS * 4 * MIB});
     world_open(&world);
     for (int i = 0; i < CHUNKS; i++)
-        blocks[i] = world_malloc(&world, 2 * MIB, 0);
+        blocks[i] = world_malloc(&world, 4 * MIB, 0);
     for (int i = 0; i < CHUNKS; i++) {
         world_launch(&world, 0, blocks[i], 512);
         world_free(&world, blocks[i], -1);

@@ -390,7 +390,12 @@ def outcome(act: Callable[[World], Any], world: World) -> tuple[Any, BaseExcepti
 
 
 UNDO = {f"undo of {name}": undone(grow) for name, grow in GROW.items()}
-RECLAIM = {f"{name} at the limit": reclaiming(grow) for name, grow in GROW.items()}
+# A block takes idle chunks of its pool's one size with it, so there nothing is given back.
+RECLAIM = {
+    f"{name} at the limit": reclaiming(grow)
+    for name, grow in GROW.items()
+    if name not in ("malloc", "allocate")
+}
 
 
 EXPLICIT = {**SHRINK, **UNDO, **RECLAIM}

@@ -63,20 +63,20 @@ def test_what_callbacks_may_do(supplier: Supplier) -> None:
         with make(alloc, supplier) as pool:
             dropped.append(pool.allocate(1000))
             pool.allocate(8 * PAGE)
-            assert supplier.given == 2
+            assert supplier.given == 3  # in two chunks, for the pool had free memory
 
 
 def test_small_blocks_are_served_inside_a_callback_without_growing(supplier: Supplier) -> None:
     got: list[int] = []
 
     def alloc(size: int, device: int, stream: int) -> Chunk | None:
-        if supplier.given >= 3:
+        if supplier.given >= 2:
             got.append(pool.malloc(512))
             pool.free(got[-1])
         return supplier.alloc(size, device, stream)
 
     with make(alloc, supplier, chunk_size=PAGE) as pool:
-        first = pool.allocate(2 * PAGE)
+        first = pool.allocate(PAGE // 2)
         second = pool.allocate(PAGE)
         first.close()
         pool.allocate(8 * PAGE)

@@ -331,7 +331,7 @@ def test_the_twelfth_refusal_is_the_last(log: Log, sim: Any) -> None:
     pool.free(busy)
     pool.free(idle)
     log.refuses = lambda size: True
-    refused(log, lambda pool: pool.malloc(GIB, stream))
+    refused(log, lambda pool: pool.malloc(16 * GIB, stream))
     assert log.sizes("free") == [20]
     assert log.refusals == MOST_REFUSALS
     assert log.sizes() == [1024, 1024, 1024, *(1024 >> n for n in range(9))]

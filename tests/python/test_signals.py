@@ -271,7 +271,8 @@ def test_a_signal_ends_the_wait_of_a_growth(
         busy.release()
         GROW[grow](*things)
         assert supplier.out_bytes == 2 * PAGE
-        assert (supplier.given, supplier.taken) == (4, 2)
+        moved = grow in ("malloc", "allocate")  # a block takes the idle chunks with it
+        assert (supplier.given, supplier.taken) == ((2, 0) if moved else (4, 2))
 
 
 @pytest.mark.parametrize("grow", GROW)
