@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ def grow_and_shrink(context: Context) -> list[Reading]:
         size = 4 * MIB if context.quick else size
         chunks: list[int] = []
         grow_once(size, touched, chunks)
-        players = {
+        players: dict[str, Callable[[], timing.Times]] = {
             "raw system calls": partial(_native.host_floor, chunks, touched),
             "growpool": partial(grow_once, size, touched, []),
         }

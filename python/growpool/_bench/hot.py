@@ -27,10 +27,10 @@ def warm(context: Context, streams: int = 1) -> Iterator[tuple[growpool.Pool, li
     with contextlib.ExitStack() as stack:
         made: list[Stream] = []
         for _ in range(streams):
-            stream: Stream = (
-                growpool.cuda.Stream(context.device) if context.is_cuda else growpool.host.Stream()
-            )
-            made.append(stack.enter_context(stream))
+            if context.is_cuda:
+                made.append(stack.enter_context(growpool.cuda.Stream(context.device)))
+            else:
+                made.append(stack.enter_context(growpool.host.Stream()))
         pool = stack.enter_context(growpool.Pool(context.device))
         blocks = [(pool.malloc(4 * MIB, stream), stream) for stream in made]
         for block, stream in blocks:
