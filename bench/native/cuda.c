@@ -64,7 +64,9 @@ static bool load(void)
     *(void **)&context_synchronize = dlsym(library, "cuCtxSynchronize");
     bool found = find != NULL;
 #define FIND(name, version)                                                                        \
-    found = found && find(#name, (void **)&cu.name, (version), 0) == GP__CUDA_SUCCESS &&           \
+    found = found &&                                                                               \
+            find(#name, (void **)&cu.name, (version), GP__CU_GET_PROC_ADDRESS_LEGACY_STREAM) ==    \
+                GP__CUDA_SUCCESS &&                                                                \
             cu.name != NULL;
     NEEDED(FIND)
 #undef FIND

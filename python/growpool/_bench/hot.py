@@ -108,7 +108,7 @@ def as_buffers(context: Context) -> list[Reading]:
 
 
 def by_threads(context: Context) -> list[Reading]:
-    count = context.count(300_000, 50)
+    count = context.count(300_000 if context.is_cuda else 30_000, 50)
     with warm(context, THREADS) as (pool, streams):
         numbers = [number_of(stream) for stream in streams]
         rates = {}
