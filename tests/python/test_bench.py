@@ -16,6 +16,7 @@ from growpool._bench.hot import against
 from growpool._bench.rows import MIB, Context, NotHere, Reading, Result, Row, Target, run_row
 
 HOST_ROWS = ["pair-c", "pair-int", "pair-buffer", "threads", "callback", "copies", "sizes"]
+HOST_ROWS += ["range-pages"]
 HOST_ROWS += ["host-grow", "host-append"]
 
 
@@ -70,6 +71,7 @@ def test_without_rich_help_works_and_a_run_says_what_to_install() -> None:
         (Reading("x", 9.0, "s", None, "y", Target(">=", 3, "times")), "peer missing"),
         (Reading("x", None, "s", target=Target("<=", 1.0, "s")), "peer missing"),
         (Reading("x", None, "s"), "peer missing"),
+        (Reading("x", None, "s", absent="no room"), "no room"),
         (Reading("x", 1.0, "s"), ""),
     ],
 )

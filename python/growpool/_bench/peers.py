@@ -4,6 +4,7 @@ a reading without a value, never a pass."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -33,8 +34,15 @@ def torch(context: Context, mode: str, work: str, rounds: int, *more: int) -> tu
     """The figures of a child process, and ""; or none and why."""
     if not is_here("torch"):
         return {}, "torch is not installed"
+    return _torch(context.ordinal, mode, work, rounds, more)
+
+
+@functools.cache
+def _torch(
+    ordinal: int, mode: str, work: str, rounds: int, more: tuple[int, ...]
+) -> tuple[Figures, str]:
     command = [sys.executable, "-m", "growpool._bench.peer_torch", mode, work]
-    command += [str(context.ordinal), str(rounds), *(str(number) for number in more)]
+    command += [str(ordinal), str(rounds), *(str(number) for number in more)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     except subprocess.TimeoutExpired:

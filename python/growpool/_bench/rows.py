@@ -36,8 +36,8 @@ class Target:
 class Reading:
     """One player's figure. A target is held against the ratio where there is one, else the value.
 
-    `value` is None where the player is missing: then `note` says why, and there is no verdict but
-    "peer missing".
+    `value` is None where the player is missing: then `note` says why, and the verdict is
+    what `absent` says.
     """
 
     player: str
@@ -48,11 +48,12 @@ class Reading:
     target: Target | None = None
     note: str = ""
     least: float | None = None  # the best of the repetitions
+    absent: str = "peer missing"  # the verdict where there is no value
 
     @property
     def verdict(self) -> str:
         if self.value is None:
-            return "peer missing"
+            return self.absent
         if self.target is None:
             return ""
         judged = self.ratio if self.ratio_to else self.value

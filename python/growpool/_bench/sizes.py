@@ -57,7 +57,15 @@ def grown(context: Context) -> list[Reading]:
     here = _native.cuda_memory(context.ordinal)[0]
     for size in (1, 2, 5, 10, 20, 50, 100):
         if size * GIB + LEFT_ALONE > here:
-            readings.append(Reading(f"{size} GiB", None, "s", note="the device has not so much"))
+            readings.append(
+                Reading(
+                    f"{size} GiB",
+                    None,
+                    "s",
+                    note="the device has too little free",
+                    absent="no room",
+                )
+            )
             continue
         time.sleep(1 + 0.008 * size)
         with growpool.Pool(context.device) as pool:
