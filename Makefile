@@ -15,7 +15,8 @@ DEMO_ARGS ?=
 
 # Folders stand in the lists too: their times change when a file comes or goes.
 CORE := backing sync vmm $(wildcard backing/*.[ch] sync/*.[ch] vmm/*.[ch])
-PYTHON_CODE := python/ext python/growpool $(wildcard python/ext/*.[ch] python/growpool/*)
+PYTHON_CODE := python/ext python/growpool bench/native \
+	$(wildcard python/ext/*.[ch] python/growpool/* python/growpool/_bench/* bench/native/*.[ch])
 PACKAGE := $(CORE) $(PYTHON_CODE) CMakeLists.txt pyproject.toml README.md LICENSE
 
 # ThreadSanitizer and AddressSanitizer lay out memory at fixed places, which the strongest address
@@ -35,7 +36,7 @@ help:
 	@echo "make test       every check: C and Python tests, lint, sanitizers"
 	@echo "make test-long  the same with the full counts"
 	@echo "make fuzz       random operations and faults, for FUZZ_SECONDS (60), from a kept corpus"
-	@echo "make bench      page operations a second on a range of host memory"
+	@echo "make bench      host memory in figures; a GPU: python -m growpool bench"
 	@echo "make mutants    breaks the core on purpose; the named tests must notice"
 	@echo "make format     clang-format over the C files"
 	@echo "make clean      removes build/ and .venv/"
@@ -175,6 +176,8 @@ bench: setup-test
 		-DCMAKE_C_COMPILER=gcc --log-level=WARNING
 	$(CMAKE) --build build/library --parallel $(JOBS) --target bench_range_pages
 	build/library/bench_range_pages
+	$(MAKE) install
+	$(BIN)/python -m growpool bench --device host
 
 # ---- upkeep --------------------------------------------------------------------------------------
 

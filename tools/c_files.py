@@ -3,7 +3,7 @@
 
 import pathlib
 
-OURS = ("backing", "sync", "vmm", "python/ext", "bench")
+OURS = ("backing", "sync", "vmm", "python/ext", "bench", "bench/native")
 TESTS = ("tests/c", "tests/consumer", "tests/fuzz", "tests/gpu", "tests/support")
 EXAMPLES = ("examples/c",)
 

@@ -16,19 +16,20 @@ assert headers == {"backing.h", "capi.h", "growpool.h", "stream.h"}, f"headers: 
 installed = importlib.metadata.files("growpool") or []
 stray = [str(path) for path in installed if not path.parts[0].startswith("growpool")]
 assert installed and not stray, f"the wheel installs more than the package: {stray}"
-(extension,) = folder.glob("_core*.so")
+modules = {"_core": folder, "_native": folder / "_bench"}
+for module, place in modules.items():
+    (extension,) = place.glob(f"{module}*.so")
+    symbols = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", extension], check=True, capture_output=True, text=True
+    ).stdout.split("\n")
+    exported = {line.split()[-1] for line in symbols if line.strip()}
+    assert exported == {f"PyInit_{module}"}, f"{module} exports more than its init: {exported}"
 
-symbols = subprocess.run(
-    ["nm", "--dynamic", "--defined-only", extension], check=True, capture_output=True, text=True
-).stdout.split("\n")
-exported = {line.split()[-1] for line in symbols if line.strip()}
-assert exported == {"PyInit__core"}, f"the extension exports more than its init: {exported}"
-
-needed = subprocess.run(
-    ["readelf", "--dynamic", extension], check=True, capture_output=True, text=True
-).stdout
-assert "libcuda" not in needed, "the extension links to a CUDA library"
-assert b"gp__sim_" not in extension.read_bytes(), "the wheel holds the simulated driver"
+    needed = subprocess.run(
+        ["readelf", "--dynamic", extension], check=True, capture_output=True, text=True
+    ).stdout
+    assert "libcuda" not in needed, f"{module} links to a CUDA library"
+    assert b"gp__sim_" not in extension.read_bytes(), f"{module} holds the simulated driver"
 
 try:
     growpool.Pool("sim:0")

@@ -27,10 +27,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="DEVICE",
         help='"host" or "cuda:N" (default: the first GPU, or the host where there is none)',
     )
+    bench = commands.add_parser(
+        "bench",
+        help="measure growpool beside the driver alone and beside what you would pick instead",
+        description="Measure growpool beside the raw calls and beside other allocators that are "
+        "installed. Exit code 1 when a row raised; a missed target changes nothing.",
+    )
+    bench.add_argument("--device", metavar="DEVICE", help='"host" or "cuda:N"')
+    bench.add_argument("--rows", metavar="NAME,...", help="only these rows (default: all)")
+    bench.add_argument("--json", metavar="FILE", help="write all figures there as well")
+    bench.add_argument("--plots", metavar="FOLDER", help="draw curves into files there")
+    bench.add_argument(
+        "--no-touch",
+        action="store_true",
+        help="on a GPU: do not write to host memory once before timing",
+    )
+    bench.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.command is None:
         parser.print_help()
         return 0
+    if chosen.command == "bench":
+        from growpool import _bench
+
+        return _bench.run(
+            chosen.device,
+            chosen.rows,
+            chosen.json,
+            chosen.plots,
+            touch=not chosen.no_touch,
+            quick=chosen.quick,
+        )
     # Imported late: the demo needs NumPy, and asking for help must not.
     from growpool import _demo
 
