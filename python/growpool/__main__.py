@@ -43,10 +43,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="on a GPU: do not write to host memory once before timing",
     )
     bench.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
+    replay = commands.add_parser(
+        "replay",
+        help="play a recorded allocation trace and show what it took",
+        description="Play a trace (columns t_us,op,id,size,stream; .csv or .csv.gz, or the name "
+        "of a kept one) on a pool. Exit code 1 when memory ran out, 2 for a trace that makes no "
+        "sense.",
+    )
+    replay.add_argument("trace", metavar="TRACE")
+    replay.add_argument("--device", metavar="DEVICE", help='"host" or "cuda:N"')
+    replay.add_argument(
+        "--limit", metavar="LIMIT", help='"1.02" (of the peak of what is live), or "8 GiB"'
+    )
+    replay.add_argument("--chunk-size", metavar="SIZE", help='"2 MiB" (default: planned)')
+    replay.add_argument("--json", metavar="FILE", help="write the figures there as well")
     chosen = parser.parse_args(arguments)
     if chosen.command is None:
         parser.print_help()
         return 0
+    if chosen.command == "replay":
+        from growpool._bench import replay as player
+
+        return player.run(
+            chosen.trace, chosen.device, chosen.limit, chosen.chunk_size, chosen.json
+        )
     if chosen.command == "bench":
         from growpool import _bench
 

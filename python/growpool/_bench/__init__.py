@@ -29,15 +29,11 @@ def run(
         return 2
 
     import growpool
-    from growpool._bench import copies, growth, host, hot, report, sizes, timing
+    from growpool._bench import copies, growth, host, hot, replay, report, sizes, timing
     from growpool._bench.rows import Context, Row, run_row
 
-    known: dict[str, Row] = {
-        row.name: row for module in (hot, growth, copies, sizes, host) for row in module.ROWS
-    }
-    if importlib.util.find_spec("growpool._bench.replay") is not None:
-        replay: Any = importlib.import_module("growpool._bench.replay")
-        known.update({row.name: row for row in replay.ROWS})
+    modules = (hot, growth, copies, replay, sizes, host)
+    known: dict[str, Row] = {row.name: row for module in modules for row in module.ROWS}
     names = [name.strip() for name in rows.split(",")] if rows else list(known)
     unknown = [name for name in names if name not in known]
     if unknown:

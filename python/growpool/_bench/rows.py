@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -105,7 +105,10 @@ def run_row(row: Row, context: Context) -> Result:
     if kind not in row.kinds:
         return Result(row, verdict="no GPU" if kind == "host" else "host only")
     try:
-        return Result(row, row.run(context))
+        readings = row.run(context)
+        if kind == "host" and "cuda" in row.kinds and not row.name.startswith("replay"):
+            readings = [replace(reading, target=None) for reading in readings]  # GPU targets
+        return Result(row, readings)
     except NotHere as missing:
         return Result(row, verdict=f"not here: {missing}")
     except Exception:
