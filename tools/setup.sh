@@ -67,6 +67,7 @@ missing_packages() {
 #include <cmocka.h>' -lcmocka || echo libcmocka-dev
     compiles clang '#include <stdlib.h>' || echo clang
     command -v pkg-config >/dev/null || echo pkgconf
+    command -v valgrind >/dev/null || echo valgrind
     if ! compiles clang '#include <stdlib.h>' -fsanitize=address,undefined ||
         ! compiles clang '#include <stdlib.h>' -fsanitize=thread || ! links_fuzzer; then
         echo libclang-rt-dev

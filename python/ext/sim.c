@@ -159,14 +159,16 @@ static PyObject *sim_work_all(PyObject *self, PyObject *const *args, Py_ssize_t 
     return sim != NULL ? PyLong_FromSize_t(gp__sim_work_all(sim)) : NULL;
 }
 
-/* (ordinal, True: a wait lets the device run; False: it times out) */
+/* (ordinal, True: a wait lets the device run; False: it times out; 2: a query lets it run too) */
 static PyObject *sim_set_wait_completes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
     gp__sim *sim = sim_of(args, nargs, 2);
-    int completes = sim != NULL ? PyObject_IsTrue(args[1]) : -1;
-    if (completes >= 0)
-        gp__sim_set_wait_mode(sim, completes ? GP__SIM_WAIT_COMPLETES : GP__SIM_WAIT_TIMES_OUT);
+    static const enum gp__sim_wait_mode modes[] = {GP__SIM_WAIT_TIMES_OUT, GP__SIM_WAIT_COMPLETES,
+                                                   GP__SIM_QUERY_COMPLETES};
+    long mode = sim != NULL ? PyLong_AsLong(args[1]) : -1;
+    if (mode >= 0 && mode <= 2)
+        gp__sim_set_wait_mode(sim, modes[mode]);
     return none_unless_raised();
 }
 

@@ -8,7 +8,7 @@
 {"grow_one_chunk", 10, 3},
 {"grow_many_chunks", 35, 21},
 {"small_and_large", 107, 40},
-{"refusals", 138, 37},
+{"refusals", 54, 9},
 {"cross_stream_reuse", 34, 2},
 {"record_stream", 59, 2},
 {"limit_reclaim", 61, 4},

@@ -18,6 +18,7 @@ IS_ON = os.environ.get("GP_TEST_EMERGENCY", "0") not in ("", "0")
 # Files about something else than how a pool grows: processes, arguments, the build.
 FILES_LEFT_OUT = {
     "test_arguments.py": "no pool grows",
+    "test_bench.py": "the benchmark, not what it measures",
     "test_chunk_share.py": "chunks between processes",
     "test_commands.py": "the make commands",
     "test_cuda_views.py": "what views say of themselves",
@@ -43,6 +44,7 @@ FILES_LEFT_OUT = {
     "test_review_memory.py": "objects and their references",
     "test_signals.py": "waits that signals end",
     "test_tree.py": "reads files",
+    "test_replay.py": "counts every chunk of long traces",
 }
 
 # By file and function, every parameter of it.

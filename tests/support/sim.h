@@ -115,7 +115,8 @@ uint64_t gp__sim_stream_id(gp__sim *sim, uintptr_t handle);
 
 enum gp__sim_wait_mode {
     GP__SIM_WAIT_COMPLETES, /* the default: a wait lets the device run just far enough */
-    GP__SIM_WAIT_TIMES_OUT /* a wait returns GP_NOT_READY at once; the test completes work itself */
+    GP__SIM_WAIT_TIMES_OUT, /* a wait returns GP_NOT_READY at once; the test completes work itself */
+    GP__SIM_QUERY_COMPLETES /* a query does what a wait does: a device that is always done at once */
 };
 void gp__sim_set_wait_mode(gp__sim *sim, enum gp__sim_wait_mode mode);
 

@@ -265,6 +265,25 @@ static gp_status end_query(struct gp__sim_call *call, const gp__event *event)
     return gp__sim_end(call, GP_NOT_READY, GP__SIM_NOT_READY, 0, 0);
 }
 
+/* Lets each stream run up to its part of the record and no further; where a stream waits there, so
+ * does what it waits for. The recursion ends: a record that is waited for was made before the wait. */
+static void run_until(struct gp__sim_call *call, uint64_t record)
+{
+    for (struct gp__sim_stream *stream = call->sim->streams; stream != NULL; stream = stream->next)
+        while (gp__sim_holds_record(stream, record)) {
+            if (gp__sim_is_blocked(call->sim, stream))
+                run_until(call, stream->first->waits_for);
+            gp__sim_pop(call, stream);
+        }
+}
+
+/* Lets the device run as far as the event, where the mode says so. */
+static void run_as(struct gp__sim_call *call, const gp__event *event, enum gp__sim_wait_mode when)
+{
+    if (!call->sim->dead && call->sim->wait_mode == when && event->outstanding > 0)
+        run_until(call, event->record);
+}
+
 gp_status gp__sim_event_query(gp_device *device, gp__event *event, gp_error *error)
 {
     struct gp__sim_call call;
@@ -276,19 +295,8 @@ gp_status gp__sim_event_query(gp_device *device, gp__event *event, gp_error *err
     status = check_query(&call, event, &code);
     if (status != GP_OK)
         return gp__sim_end(&call, status, code, 0, 0);
+    run_as(&call, event, GP__SIM_QUERY_COMPLETES);
     return end_query(&call, event);
-}
-
-/* Lets each stream run up to its part of the record and no further; where a stream waits there, so
- * does what it waits for. The recursion ends: a record that is waited for was made before the wait. */
-static void run_until(struct gp__sim_call *call, uint64_t record)
-{
-    for (struct gp__sim_stream *stream = call->sim->streams; stream != NULL; stream = stream->next)
-        while (gp__sim_holds_record(stream, record)) {
-            if (gp__sim_is_blocked(call->sim, stream))
-                run_until(call, stream->first->waits_for);
-            gp__sim_pop(call, stream);
-        }
 }
 
 gp_status gp__sim_event_wait(gp_device *device, gp__event *event, uint64_t timeout_ns,
@@ -305,8 +313,8 @@ gp_status gp__sim_event_wait(gp_device *device, gp__event *event, uint64_t timeo
     status = check_query(&call, event, &code);
     if (status != GP_OK)
         return gp__sim_end(&call, status, code, 0, 0);
-    if (!sim->dead && sim->wait_mode == GP__SIM_WAIT_COMPLETES && event->outstanding > 0)
-        run_until(&call, event->record);
+    if (sim->wait_mode != GP__SIM_WAIT_TIMES_OUT)
+        run_as(&call, event, sim->wait_mode);
     return end_query(&call, event);
 }
 
