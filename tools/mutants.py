@@ -21,7 +21,7 @@ import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
-FOLDERS = ("backing", "sync", "vmm", "python", "tests")
+FOLDERS = ("backing", "sync", "vmm", "python", "bench", "tests")
 FILES = ("CMakeLists.txt", "pyproject.toml")
 OPTIONS = ("-DGROWPOOL_TESTING=ON", "-DGROWPOOL_BUILD_TESTS=ON", "-DGROWPOOL_BUILD_EXTENSION=ON")
 # Quick to build; the tests take little time.

@@ -140,7 +140,7 @@ static uint64_t look_around(struct gp__growth *growth, struct gp__retired **list
     uintptr_t from = place.first->va, to = place.first->va + growth->bytes;
     slots |= gp__retire_slots(pool, place.new_bytes, from, to);
     if (slots == 0)
-        gp__retire_passed(pool, place.new_bytes, from, to, list);
+        gp__retire_movable(pool, place.new_bytes, from, to, list);
     growth->credit.stock_room = place.new_bytes;
     return slots;
 }

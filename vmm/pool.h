@@ -518,12 +518,12 @@ struct gp__owners gp__retire_owners(gp_pool *pool, size_t most);
 void gp__unretire(gp_pool *pool, struct gp__retired *item);
 /* Moves all that is retiring and in nobody's hands to the front of *list. lock: held. */
 void gp__retiring_take(gp_pool *pool, struct gp__retired **list);
-/* Sets idle mappings retiring that everybody has passed and that lie outside of [from, to), oldest first, at most
- * `most` bytes together and a bounded number of looks. Puts them into *list. lock: held. */
-void gp__retire_passed(gp_pool *pool, size_t most, uintptr_t from, uintptr_t to,
-                       struct gp__retired **list);
-/* Who has to pass for that, and can be fenced. lock: held. */
+/* Idle mappings that may move to [from, to): outside of it, no range's, oldest first, at most `most` bytes together,
+ * within a bounded number of looks, and with owners that can be fenced one by one. First the slots that have to
+ * pass for that; once none is left, the second sets them retiring and puts them into *list. lock: held. */
 uint64_t gp__retire_slots(const gp_pool *pool, size_t most, uintptr_t from, uintptr_t to);
+void gp__retire_movable(gp_pool *pool, size_t most, uintptr_t from, uintptr_t to,
+                        struct gp__retired **list);
 /* Puts a list of retiring mappings where the reaper finds it. lock: held. */
 void gp__retiring_add(gp_pool *pool, struct gp__retired *list);
 /* Says that this thread is about to hold a list, in the same section that fills it: until

@@ -193,13 +193,13 @@ static bool may_move(const struct gp__mapping *mapping, size_t most, uintptr_t f
            (item->va + item->bytes <= from || item->va >= to);
 }
 
-void gp__retire_passed(gp_pool *pool, size_t most, uintptr_t from, uintptr_t to,
-                       struct gp__retired **list)
+void gp__retire_movable(gp_pool *pool, size_t most, uintptr_t from, uintptr_t to,
+                        struct gp__retired **list)
 {
     struct gp__mapping *mapping = pool->idle_oldest;
     for (int looked = 0; looked < RECYCLE_LOOK && mapping != NULL && most >= pool->page; looked++) {
         struct gp__mapping *next = mapping->next;
-        if (may_move(mapping, most, from, to) && gp__retire_owners_of(pool, mapping).slots == 0 &&
+        if (may_move(mapping, most, from, to) &&
             gp__retire_one(pool, mapping, GP__RETIRE_SEEN, list))
             most -= mapping->retired.bytes;
         mapping = next;
