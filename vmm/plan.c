@@ -8,14 +8,15 @@
  * run at half speed, from 32 MiB on at 0.95 and more of the full one. But an idle chunk moves to where it is
  * needed only whole, so large ones leave a pool larger than it has to be. So chunks are large while all that
  * the pool has is used, as when a model is loaded, and small from when some of it is not. Six recorded
- * traces, peak of physical memory over peak of use, chunks made for gpt:
+ * traces, peak of physical memory over peak of use, chunks made for gpt; idle chunks moved beyond 1/64 of waste,
+ * and in the fourth row beyond 1/1024:
  *
  *   chunks of a sixteenth of the block, but at least   gnn    gpt    llm    rl     streams vision
  *   128 MiB                                            1.106  1.007  1.061  1.049  1.035   1.003     537
  *   32 MiB                                             1.038  1.007  1.114  1.030  1.047   1.003     951
  *   8 MiB                                              1.013  1.006  1.040  1.036  1.017   1.001   2,800
  *   128 MiB, then 8 MiB: as it is                      1.009  1.006  1.041  1.033  1.015   1.001   2,652
- *   the same, beyond 1/64 of waste                     1.040  1.007  1.034  1.028  1.032   1.003     705
+ *   the same, beyond 1/64                              1.040  1.007  1.034  1.028  1.032   1.003     705
  *
  * and, without moving idle chunks, 1.790 for gnn. With PyTorch's expandable segments the peaks were 1.232,
  * 1.038, 1.045, 1.066, 1.018 and 1.010.
