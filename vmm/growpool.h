@@ -78,6 +78,11 @@
  * an owned neighbour only when that neighbour is at least as large, or one stream is all there is:
  * a small free must not tie a large span to its stream.
  *
+ * BLOCKS AT HAND (quick.c). What a stream freed it may have back at once, if it asks for the same size: up to 32
+ * blocks a stream are kept whole for that, without the pool's lock, so threads on streams of their own do not
+ * meet. They count as free. A request that they cannot serve gives the stream's up, and whoever looks at free
+ * memory (growing, trimming, limits, snapshots) all of them, so they cost no memory.
+ *
  * RANGES. A range has a segment of its own, as large as it may become, so its address never changes
  * and growing copies nothing. Each commit maps chunks of its own: one up to 1 GiB, more beyond. A chunk is given back whole, so one that a cut goes through
  * stays, counted as kept, and goes with its last committed page; a pool with chunk_size equal to the
@@ -126,7 +131,8 @@
  *   V4  Chunk states change in one function, gp__chunk_move(), that asserts legality.
  *   V5  Spans tile their segments; blocks plus free space plus claims equal what is mapped or claimed.
  *
- * LOCKS. One lock for each pool (GP__RANK_POOL) guards its spans, mappings, counters and timeline.
+ * LOCKS. One lock for each pool (GP__RANK_POOL) guards its spans, mappings, counters and timeline; a latch for
+ * each stream (GP__RANK_QUICK) the blocks that are at hand for it.
  *
  * THREADS. Every function may be called from any thread, inside backing callbacks too, except that
  * growing, trimming, draining or closing a pool inside its own callback is GP_ERR_REENTRANT. Pointers
@@ -410,7 +416,9 @@ typedef struct gp_pool_stats {
     size_t unreturned_bytes;
     size_t abandoned_bytes;
     size_t address_bytes;
-    size_t peak_used_bytes;
+    size_t
+        peak_used_bytes; /* exact with one stream; with several, never less than there was, and more by what
+                               their quick lists kept at most */
     size_t peak_physical_bytes;
     size_t limit; /* GP_NO_LIMIT for none */
     uint64_t chunk_count; /* mapped or retiring now */
