@@ -98,6 +98,7 @@ class Hunt:
         self.calm = False
         self.over = threading.Event()
         self.lock = threading.RLock()  # callbacks want it, and threads hold it around the pool
+        self.swap = threading.Lock()  # around `pool` and `pages`, which belong together
         self.failures: list[str] = []
         self.stops = 0  # raised by the signal handler
         self.unraisable: collections.Counter[str] = collections.Counter()
@@ -108,15 +109,23 @@ class Hunt:
         self.threads_seen = itertools.count()
         self.other = growpool.Pool(device, name="other", limit=LIMIT)
         self.sim = Sim(device) if device.startswith("sim") else None
-        self.open()
+        self.pool, self.pages = self.make()
 
-    def open(self) -> None:
+    def make(self) -> tuple[growpool.Pool, growpool.Range]:
         backing = Backing(self)
         pool = backing.pool = growpool.Pool(
             self.device, backing=backing, chunk_size=PAGE, limit=LIMIT, name="hunted"
         )
-        self.pages = pool.range(64 * PAGE)
-        self.pool = pool
+        return pool, pool.range(64 * PAGE)
+
+    def replace(self) -> growpool.Pool:
+        """A new pool takes the place of the old one, which is the caller's alone to close."""
+        pool, pages = self.make()
+        with self.swap:
+            old, gone = self.pool, self.pages
+            self.pool, self.pages = pool, pages
+        del gone
+        return old
 
     def random(self) -> random.Random:
         """Each thread has its own, growpool's delivery thread included."""
@@ -271,8 +280,7 @@ class Hunt:
     def reopen(self) -> None:
         """A close under fire."""
         if self.random().random() < 0.1:
-            old = self.pool
-            self.open()
+            old = self.replace()
             while not old.is_closed:
                 with contextlib.suppress(BufferError):  # another thread looks at its pattern
                     old.close()
@@ -332,7 +340,7 @@ class Hunt:
             function.__code__
             for function in (
                 *(Backing.alloc, Backing.free),
-                *(Hunt.open, Hunt.on_signal, Hunt.note_unraisable),
+                *(Hunt.replace, Hunt.on_signal, Hunt.note_unraisable),
             )
         }
         while frame is not None and frame.f_code not in sheltered:
@@ -360,6 +368,7 @@ class Hunt:
         self.addresses.clear()
         self.pool.return_unreturned()
         self.pool.close()
+        self.pool.return_unreturned()  # a free may have been under way that began in another mood
         self.other.close()
         end = time.monotonic() + 20  # pools that were dropped, and unreturned chunks of closed ones
         out = self.books.out
@@ -367,7 +376,7 @@ class Hunt:
             gc.collect()  # a callback on the delivery thread may have held its pool the last time
             if self.sim is not None:
                 self.sim.complete_all()  # and that thread may have put fences behind the work since
-            for chunk in [chunk for chunk in self.refused if not chunk.is_in_use]:
+            for chunk in [chunk for chunk in self.refused.copy() if not chunk.is_in_use]:
                 self.refused.remove(chunk)
                 out.remove(chunk)  # unreturned, and let go with its pool
             time.sleep(0.002)
