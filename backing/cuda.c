@@ -281,6 +281,7 @@ static const struct gp__driver cuda_driver = {
     .set_access = cuda_set_access,
     .unmap = cuda_unmap,
     .stream_resolve = gp__cuda_stream_resolve,
+    .stream_confirm = gp__cuda_stream_confirm,
     .stream_capturing = gp__cuda_stream_capturing,
     .event_create = gp__cuda_event_create,
     .event_destroy = gp__cuda_event_destroy,

@@ -75,6 +75,7 @@ unsigned gp__cuda_chunk_flags(const struct gp__cuda_api *api, gp__cu_device devi
 /* cuda_time.c, for the table in cuda.c: contracts in driver.h. */
 gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                   gp_error *error);
+gp_status gp__cuda_stream_confirm(gp_device *device, const struct gp__stream_key *stream);
 gp_status gp__cuda_stream_capturing(gp_device *device, const struct gp__stream_key *stream,
                                     bool *capturing, gp_error *error);
 gp_status gp__cuda_event_create(gp_device *device, uintptr_t context, gp__event **out,

@@ -152,6 +152,16 @@ gp_status gp__cuda_stream_resolve(gp_device *device, uintptr_t handle, struct gp
     return GP_OK;
 }
 
+gp_status gp__cuda_stream_confirm(gp_device *device, const struct gp__stream_key *stream)
+{
+    const struct gp__cuda_device *cuda = gp__cuda_of(device);
+    unsigned long long id = 0;
+    if (refuse_capturing(cuda, stream, NULL) != GP_OK ||
+        stream_id(cuda, stream->handle, (gp__cu_context)stream->context, &id) != GP__CUDA_SUCCESS)
+        return GP_NOT_READY;
+    return id == stream->id ? GP_OK : GP_NOT_READY;
+}
+
 /* Refuses when the handle stands for another stream than the one that was resolved: a per-thread
  * default stream on a foreign thread, or a handle that the driver gave to a new stream. A fence on
  * the wrong stream would let memory go too early, and nothing else would notice. */

@@ -90,13 +90,17 @@ struct gp__driver {
     gp_status (*unmap)(gp_device *device, uintptr_t va, size_t bytes, gp__memory memory,
                        gp_error *error);
 
-    /* -- streams: stream_resolve and stream_capturing never block and may run with the GIL held -- */
+    /* -- streams: the first three never block and may run with the GIL held -- */
     /* GP_ERR_ARGUMENT for a handle that is no stream of this device, where that can be told: CUDA
      * crashes on the handle of a destroyed stream, whatever is asked. GP_ERR_CAPTURE while the stream is
      * being captured, and *out is then filled but for the id: asking CUDA for the id of such a stream invalidates its capture, in every mode
      * (measured on an H200, driver 580.159; asking for its context or whether it captures does not). */
     gp_status (*stream_resolve)(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                 gp_error *error);
+    /* GP_OK: the handle still names the stream that was resolved, which does not capture; GP_NOT_READY: it
+     * does not, it captures, or that cannot be told. Not for handle 0. An id is never used again, so the
+     * context need not be asked for: CUDA needs two calls for this and three to resolve. */
+    gp_status (*stream_confirm)(gp_device *device, const struct gp__stream_key *stream);
     /* *capturing also when the answer is "implicitly": the legacy stream beside a blocking capture. In a
      * dead context (a sticky error, or destroyed) nothing captures, and events are made and recorded
      * with success and have passed. */

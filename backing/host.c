@@ -541,6 +541,7 @@ static const struct gp__driver host_driver = {
     .set_access = set_access,
     .unmap = unmap,
     .stream_resolve = gp__host_stream_resolve,
+    .stream_confirm = gp__host_stream_confirm,
     .stream_capturing = gp__host_stream_capturing,
     .event_create = gp__host_event_create,
     .event_destroy = gp__host_event_destroy,

@@ -46,6 +46,7 @@ gp_status gp__host_memory_info(gp_device *device, size_t *free_bytes, size_t *to
                                gp_error *error);
 gp_status gp__host_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                   gp_error *error);
+gp_status gp__host_stream_confirm(gp_device *device, const struct gp__stream_key *stream);
 gp_status gp__host_stream_capturing(gp_device *device, const struct gp__stream_key *stream,
                                     bool *capturing, gp_error *error);
 gp_status gp__host_event_create(gp_device *device, uintptr_t context, gp__event **out,

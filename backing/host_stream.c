@@ -410,6 +410,13 @@ gp_status gp__host_stream_resolve(gp_device *device, uintptr_t handle, struct gp
     return GP_OK;
 }
 
+gp_status gp__host_stream_confirm(gp_device *device, const struct gp__stream_key *stream)
+{
+    struct gp__stream_key now = {0};
+    gp_status status = gp__host_stream_resolve(device, stream->handle, &now, NULL);
+    return status == GP_OK && now.id == stream->id ? GP_OK : GP_NOT_READY;
+}
+
 gp_status gp__host_stream_capturing(gp_device *device, const struct gp__stream_key *stream,
                                     bool *capturing, gp_error *error)
 {

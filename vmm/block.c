@@ -124,11 +124,8 @@ gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream, gp_e
  * GP_NOT_READY. */
 static gp_status check_handle(gp_device *device, const gp_stream *stream)
 {
-    struct gp__stream_key now;
-    if (device->driver->stream_resolve(device, stream->key.handle, &now, NULL) != GP_OK ||
-        now.id != gp_stream_id(stream) || now.context != stream->key.context)
-        return GP_NOT_READY;
-    return GP_OK;
+    struct gp__stream_key key = gp__stream_key(stream);
+    return device->driver->stream_confirm(device, &key);
 }
 
 /* Whether the stream captures, or GP_NOT_READY of check_handle(). The default stream's handle is its own for

@@ -60,8 +60,7 @@ static void check_links(struct check *check, const struct gp__segment *segment)
         expect(check, span->bytes > 0, "V5 an empty span", span->va, 0);
         expect(check, span->previous == previous, "V5 a broken back link", span->va, 0);
         expect(check, span->segment == segment, "V5 a span of another segment", span->va, 0);
-        const struct gp__page *page = &segment->pages[(span->va - segment->va) / check->pool->page];
-        expect(check, page->first != NULL && page->first->va <= span->va,
+        expect(check, gp__span_at(check->pool, segment, span->va) == span,
                "the page map missed a span start", span->va, 0);
         previous = span;
         va += span->bytes;
@@ -81,7 +80,8 @@ static void check_pages(struct check *check, const struct gp__segment *segment,
     size_t page = check->pool->page;
     for (size_t i = (span->va - segment->va) / page;
          i * page < span->va + span->bytes - segment->va; i++) {
-        const struct gp__mapping *mapping = segment->pages[i].mapping;
+        const struct gp__mapping *mapping =
+            gp__mapping_at(check->pool, segment, segment->va + i * page);
         if (span->state == GP_SPAN_ABANDONED)
             continue;
         expect(check, (mapping != NULL) == wants, "V5 a span's pages disagree with its state",
@@ -156,10 +156,12 @@ static size_t live_bytes(const struct gp__mapping *mapping)
 static void check_mappings(struct check *check, const struct gp__segment *segment)
 {
     size_t mapped = 0;
-    for (size_t page = 0; page < segment->bytes / check->pool->page; page++) {
-        const struct gp__mapping *mapping = segment->pages[page].mapping;
-        if (mapping == NULL || mapping->retired.va != segment->va + page * check->pool->page)
-            continue;
+    const struct gp__mapping *mapping = NULL;
+    uintptr_t va = segment->va;
+    while ((mapping = gp__mapping_from(check->pool, segment, va)) != NULL) {
+        expect(check, mapping->retired.va >= va && mapping->segment == segment,
+               "V5 mappings overlap", mapping->retired.va, va);
+        va = mapping->retired.va + mapping->retired.bytes;
         check->chunks++;
         mapped += mapping->retired.bytes;
         if (gp__chunk_state_of(mapping->retired.chunk) != GP__CHUNK_MAPPED)

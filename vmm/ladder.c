@@ -28,12 +28,9 @@ static size_t trim_idle(struct gp__growth *growth, size_t goal, bool move, gp_st
     gp__retire(pool, goal, SIZE_MAX, GP__RETIRE_SEEN, &list);
     gp__retire_hold(pool, list);
     gp__mutex_unlock(&pool->lock);
-    if (list == NULL)
-        return 0;
-    gp_status reaped = gp__retire_finish(pool, list, GP__REAP_SEEN, &pool->interrupt,
-                                         &growth->credit, NULL, error);
-    if (reaped == GP_ERR_INTERRUPTED)
-        *status = reaped;
+    if (list != NULL && gp__retire_finish(pool, list, GP__REAP_SEEN, &pool->interrupt,
+                                          &growth->credit, NULL, error) == GP_ERR_INTERRUPTED)
+        *status = GP_ERR_INTERRUPTED;
     return growth->credit.reclaimed - before;
 }
 

@@ -39,6 +39,7 @@
 #include "../sync/reaper.h"
 #include "../sync/timeline.h"
 #include "growpool.h"
+#include "marks.h"
 #include "tree.h"
 
 struct gp__arena;
@@ -92,9 +93,10 @@ struct gp__mapping {
     struct gp__mapping *next;
 };
 
+/* Both are set only where the segment's marks say so. */
 struct gp__page {
-    struct gp__mapping *mapping; /* NULL where nothing is mapped */
-    struct gp__span *first; /* the lowest span that starts in this page, or NULL */
+    struct gp__mapping *mapping; /* starts in this page */
+    struct gp__span *first; /* the lowest span that starts in this page */
 };
 
 struct gp__segment {
@@ -105,8 +107,9 @@ struct gp__segment {
     gp_range *range; /* whose it is; NULL: for blocks. In a range's segment no span is filed */
     size_t mapped_bytes; /* in the page map */
     struct gp__span *first;
-    struct gp__page *pages;
-    uint64_t *starts; /* one bit for each page: a span starts in it */
+    struct gp__page *pages; /* the page map */
+    struct gp__marks spans; /* pages in which a span starts */
+    struct gp__marks chunks; /* pages in which a mapping starts */
     struct gp__segment *next;
 };
 
@@ -274,8 +277,8 @@ void gp__span_unfile(gp_pool *pool, struct gp__span *span);
 void gp__span_file(gp_pool *pool, struct gp__span *span);
 /* Files the one span of a new segment, segment->first: a hole from end to end. */
 void gp__span_start(gp_pool *pool, struct gp__segment *segment);
-/* The span that contains va. Costs one step for each 64 pages that the span reaches back. */
-struct gp__span *gp__span_at(const gp_pool *pool, struct gp__segment *segment, uintptr_t va);
+/* The span that contains va. */
+struct gp__span *gp__span_at(const gp_pool *pool, const struct gp__segment *segment, uintptr_t va);
 /* Joins `span` and its successor into one that keeps the first one's fields. */
 void gp__span_join(gp_pool *pool, struct gp__span *span);
 /* The best fit that the stream may use at once, or NULL. Here and below a NULL stream may use what
@@ -297,9 +300,13 @@ gp_status gp__segment_reserve(gp_pool *pool, size_t bytes, struct gp__segment **
  * or refused stay reserved. Returns the bytes freed. lock: not held. */
 size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments);
 
+/* The mapping at va, or NULL. */
 struct gp__mapping *gp__mapping_at(const gp_pool *pool, const struct gp__segment *segment,
                                    uintptr_t va);
-/* Enters the mapping into the page map, or clears its pages. */
+/* The first mapping of the segment that starts at va or behind it, or NULL. */
+struct gp__mapping *gp__mapping_from(const gp_pool *pool, const struct gp__segment *segment,
+                                     uintptr_t va);
+/* Enters the mapping into the page map, or takes it out. */
 void gp__mapping_enter(gp_pool *pool, struct gp__mapping *mapping);
 void gp__mapping_erase(gp_pool *pool, struct gp__mapping *mapping);
 /* These bytes begin (true) or cease to be live in the mappings under them; keeps the idle list. */

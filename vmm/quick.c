@@ -239,8 +239,10 @@ bool gp__quick_keep(gp_pool *pool, struct gp__span *span)
         }
         insert(quick, span, i);
     }
-    if (open)
-        keep(pool, quick, find_va(quick, span->va));
+    int at = open ? find_va(quick, span->va) : -1;
+    if (open &&
+        (quick->lent >> at & 1) != 0) /* else two threads free it at once, and one was first */
+        keep(pool, quick, at);
     gp__latch_unlock(&quick->lock, GP__RANK_QUICK);
     if (gone.span != NULL)
         end(pool, &gone);

@@ -32,22 +32,33 @@ static gp_status reserve(gp_pool *pool, size_t wanted, size_t needed, uintptr_t 
     }
 }
 
+static void free_maps(struct gp__segment *segment)
+{
+    gp__marks_free(&segment->spans);
+    gp__marks_free(&segment->chunks);
+    gp__free(segment->pages);
+}
+
 static struct gp__segment *new_segment(gp_pool *pool, uintptr_t va, size_t bytes)
 {
     struct gp__segment *segment = gp__calloc(1, sizeof *segment);
     size_t count = bytes / pool->page;
     struct gp__page *pages = gp__calloc(count, sizeof *pages);
-    uint64_t *starts = gp__calloc(count / 64 + 1, sizeof *starts);
     struct gp__span *hole = gp__calloc(1, sizeof *hole);
-    if (segment == NULL || pages == NULL || starts == NULL || hole == NULL) {
+    bool marked = segment != NULL && gp__marks_init(&segment->spans, count) &&
+                  gp__marks_init(&segment->chunks, count);
+    if (!marked || pages == NULL || hole == NULL) {
+        if (segment != NULL)
+            free_maps(segment);
         gp__free(segment);
         gp__free(pages);
-        gp__free(starts);
         gp__free(hole);
         return NULL;
     }
-    *segment = (struct gp__segment){
-        .va = va, .bytes = bytes, .pages = pages, .starts = starts, .first = hole};
+    segment->va = va;
+    segment->bytes = bytes;
+    segment->pages = pages;
+    segment->first = hole;
     return segment;
 }
 
@@ -160,8 +171,7 @@ static size_t drop_segment(gp_pool *pool, struct gp__segment *segment)
     size_t bytes = freed ? segment->bytes : 0;
     if (freed && segment->by_default)
         __atomic_sub_fetch(&reserved_by_default, bytes, __ATOMIC_RELAXED);
-    gp__free(segment->pages);
-    gp__free(segment->starts);
+    free_maps(segment);
     gp__free(segment);
     return bytes;
 }
@@ -177,30 +187,43 @@ size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments)
     return freed;
 }
 
+static size_t page_of(const gp_pool *pool, const struct gp__segment *segment, uintptr_t va)
+{
+    return (va - segment->va) / pool->page;
+}
+
 struct gp__mapping *gp__mapping_at(const gp_pool *pool, const struct gp__segment *segment,
                                    uintptr_t va)
 {
-    return segment->pages[(va - segment->va) / pool->page].mapping;
+    size_t start = gp__marks_last(&segment->chunks, page_of(pool, segment, va));
+    struct gp__mapping *mapping = start != SIZE_MAX ? segment->pages[start].mapping : NULL;
+    return mapping != NULL && va - mapping->retired.va < mapping->retired.bytes ? mapping : NULL;
 }
 
-static void set_pages(gp_pool *pool, const struct gp__mapping *where, struct gp__mapping *value)
+struct gp__mapping *gp__mapping_from(const gp_pool *pool, const struct gp__segment *segment,
+                                     uintptr_t va)
 {
-    size_t first = (where->retired.va - where->segment->va) / pool->page;
-    for (size_t page = 0; page < where->retired.bytes / pool->page; page++)
-        where->segment->pages[first + page].mapping = value;
+    size_t page = page_of(pool, segment, va + pool->page - 1);
+    size_t start =
+        va < segment->va + segment->bytes ? gp__marks_next(&segment->chunks, page) : SIZE_MAX;
+    return start != SIZE_MAX ? segment->pages[start].mapping : NULL;
 }
 
 void gp__mapping_enter(gp_pool *pool, struct gp__mapping *mapping)
 {
-    set_pages(pool, mapping, mapping);
-    mapping->segment->mapped_bytes += mapping->retired.bytes;
+    struct gp__segment *segment = mapping->segment;
+    size_t page = page_of(pool, segment, mapping->retired.va);
+    segment->pages[page].mapping = mapping;
+    gp__marks_add(&segment->chunks, page);
+    segment->mapped_bytes += mapping->retired.bytes;
     gp__mapping_idle_add(pool, mapping);
 }
 
 void gp__mapping_erase(gp_pool *pool, struct gp__mapping *mapping)
 {
-    set_pages(pool, mapping, NULL);
-    mapping->segment->mapped_bytes -= mapping->retired.bytes;
+    struct gp__segment *segment = mapping->segment;
+    gp__marks_remove(&segment->chunks, page_of(pool, segment, mapping->retired.va));
+    segment->mapped_bytes -= mapping->retired.bytes;
 }
 
 void gp__mapping_idle_add(gp_pool *pool, struct gp__mapping *mapping)

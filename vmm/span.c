@@ -49,18 +49,20 @@ static size_t page_of(const gp_pool *pool, const struct gp__span *span)
 
 static void set_start(struct gp__segment *segment, size_t page, struct gp__span *span)
 {
-    uint64_t bit = UINT64_C(1) << (page % 64);
     segment->pages[page].first = span;
-    if (span != NULL)
-        segment->starts[page / 64] |= bit;
-    else
-        segment->starts[page / 64] &= ~bit;
+    gp__marks_add(&segment->spans, page);
+}
+
+/* The lowest span that starts in the page, or NULL. */
+static struct gp__span *start_in(const struct gp__segment *segment, size_t page)
+{
+    return gp__marks_last(&segment->spans, page) == page ? segment->pages[page].first : NULL;
 }
 
 static void note_start(const gp_pool *pool, struct gp__span *span)
 {
     size_t page = page_of(pool, span);
-    const struct gp__span *first = span->segment->pages[page].first;
+    const struct gp__span *first = start_in(span->segment, page);
     if (first == NULL || first->va > span->va)
         set_start(span->segment, page, span);
 }
@@ -69,20 +71,14 @@ static void note_start(const gp_pool *pool, struct gp__span *span)
 static void forget_start(const gp_pool *pool, const struct gp__span *span)
 {
     size_t page = page_of(pool, span);
-    if (span->segment->pages[page].first != span)
-        return;
+    struct gp__segment *segment = span->segment;
     struct gp__span *next = span->next;
-    set_start(span->segment, page, next != NULL && page_of(pool, next) == page ? next : NULL);
-}
-
-/* The last page up to this one in which a span starts; one does in page 0. */
-static size_t last_start(const struct gp__segment *segment, size_t page)
-{
-    size_t word = page / 64;
-    uint64_t bits = segment->starts[word] & (~UINT64_C(0) >> (63 - page % 64));
-    while (bits == 0)
-        bits = segment->starts[--word];
-    return word * 64 + 63 - (size_t)__builtin_clzll(bits);
+    if (start_in(segment, page) != span)
+        return;
+    if (next != NULL && page_of(pool, next) == page)
+        segment->pages[page].first = next;
+    else
+        gp__marks_remove(&segment->spans, page);
 }
 
 void gp__span_start(gp_pool *pool, struct gp__segment *segment)
@@ -94,11 +90,11 @@ void gp__span_start(gp_pool *pool, struct gp__segment *segment)
     gp__span_file(pool, span);
 }
 
-struct gp__span *gp__span_at(const gp_pool *pool, struct gp__segment *segment, uintptr_t va)
+struct gp__span *gp__span_at(const gp_pool *pool, const struct gp__segment *segment, uintptr_t va)
 {
-    size_t page = last_start(segment, (va - segment->va) / pool->page);
+    size_t page = gp__marks_last(&segment->spans, (va - segment->va) / pool->page);
     if (segment->pages[page].first->va > va)
-        page = last_start(segment, page - 1);
+        page = gp__marks_last(&segment->spans, page - 1); /* a span starts in page 0 */
     struct gp__span *span = segment->pages[page].first;
     while (span->next != NULL && span->next->va <= va)
         span = span->next;

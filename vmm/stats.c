@@ -119,12 +119,8 @@ static size_t describe_chunks(const gp_pool *pool, const struct gp__segment *seg
                               gp_chunk_info *out)
 {
     size_t number = 0;
-    for (size_t page = 0; page < segment->bytes / pool->page;) {
-        const struct gp__mapping *mapping = segment->pages[page].mapping;
-        if (mapping == NULL) {
-            page++;
-            continue;
-        }
+    const struct gp__mapping *mapping = gp__mapping_from(pool, segment, segment->va);
+    while (mapping != NULL) {
         const struct gp__retired *item = &mapping->retired;
         out[number++] = (gp_chunk_info){
             .address = item->va,
@@ -132,7 +128,7 @@ static size_t describe_chunks(const gp_pool *pool, const struct gp__segment *seg
             .id = gp_chunk_id(item->chunk),
             .retiring = gp__chunk_state_of(item->chunk) != GP__CHUNK_MAPPED,
         };
-        page += item->bytes / pool->page;
+        mapping = gp__mapping_from(pool, segment, item->va + item->bytes);
     }
     return number;
 }

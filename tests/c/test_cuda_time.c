@@ -190,6 +190,31 @@ static void captures_are_seen(void **state)
     expect_contexts_balanced();
 }
 
+/* By two calls, of which a capturing stream sees one. */
+static void a_stream_is_confirmed_by_its_id(void **state)
+{
+    gp_device *device = open_device(0);
+    struct gp__stream_key key = resolve(device, make_stream(device));
+    struct gp__stream_key bound = resolve(device, GP__CU_STREAM_PER_THREAD), other = key;
+    unsigned long contexts = fake_calls("cuStreamGetCtx"), ids = fake_calls("cuStreamGetId");
+    (void)state;
+    other.id++; /* the one that had the handle before */
+    CHECK_OK(device->driver->stream_confirm(device, &key), NULL);
+    CHECK_OK(device->driver->stream_confirm(device, &bound), NULL);
+    CHECK_STATUS(GP_NOT_READY, device->driver->stream_confirm(device, &other), NULL);
+    assert_int_equal(fake_calls("cuStreamGetCtx"), contexts);
+    assert_int_equal(fake_calls("cuStreamGetId"), ids + 3);
+    fake_set("capture", 1);
+    CHECK_STATUS(GP_NOT_READY, device->driver->stream_confirm(device, &key), NULL);
+    assert_int_equal(fake_calls("cuStreamGetId"), ids + 3);
+    fake_set("capture", 0);
+    fake_set("cuStreamGetId", GP__CUDA_ERROR_INVALID_HANDLE);
+    CHECK_STATUS(GP_NOT_READY, device->driver->stream_confirm(device, &key), NULL);
+    fake_set("cuStreamGetId", 0);
+    expect_contexts_balanced();
+    CHECK_OK(gp_cuda_stream_destroy(device, key.handle, NULL), NULL);
+}
+
 /* Measured on an H200: the id of a capturing stream costs the capture, whatever the mode. */
 static void capturing_stream_is_not_asked_for_its_id(void **state)
 {
@@ -542,6 +567,7 @@ int main(int argc, char **argv)
         CASE(junk_stream_is_refused, .settings = NULL),
         CASE(reused_handle_is_not_fenced, .settings = NULL),
         CASE(captures_are_seen, .settings = NULL),
+        CASE(a_stream_is_confirmed_by_its_id, .settings = NULL),
         CASE(capturing_stream_is_not_asked_for_its_id, .settings = NULL),
         CASE(capture_errors_have_their_status, .settings = NULL),
         CASE(fence_completes, .settings = NULL),

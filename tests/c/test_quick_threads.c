@@ -142,12 +142,48 @@ static void a_close_meets_the_fast_path_anywhere(void **state)
     }
 }
 
+static pthread_barrier_t both;
+
+static void *free_too(void *address)
+{
+    for (size_t i = 0; i < rounds() / 10; i++) {
+        pthread_barrier_wait(&both);
+        (void)gp_pool_free(world.pool, *(uintptr_t *)address, NULL, 0, NULL);
+        pthread_barrier_wait(&both);
+    }
+    return NULL;
+}
+
+/* A mistake of two users, of which one is told at best: it must not cost the pool its figures. */
+static void a_block_freed_by_two_at_once_is_freed_once(void **state)
+{
+    uintptr_t va = 0;
+    pthread_t other;
+    char message[400];
+
+    (void)state;
+    pthread_barrier_init(&both, NULL, 2);
+    pthread_create(&other, NULL, free_too, &va);
+    for (size_t i = 0; i < rounds() / 10; i++) {
+        CHECK_OK(gp_pool_malloc(world.pool, 4096, world.stream[0], 0, &va, NULL), NULL);
+        pthread_barrier_wait(&both);
+        (void)gp_pool_free(world.pool, va, world.stream[0], 0, NULL);
+        pthread_barrier_wait(&both);
+        CHECK(gp__pool_check(world.pool, message, sizeof message), "%s", message);
+        assert_int_equal(world_stats(&world).used_bytes, 0);
+    }
+    pthread_join(other, NULL);
+    pthread_barrier_destroy(&both);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(streams_work_apart_while_others_look_and_trim, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_close_meets_the_fast_path_anywhere, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_block_freed_by_two_at_once_is_freed_once, set_up,
+                                        tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

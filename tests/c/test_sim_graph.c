@@ -28,6 +28,7 @@ static void a_capturing_stream_resolves_but_for_its_id(void **state)
 
     gp__sim_capture_begin(f->sim, e.stream, GP__SIM_CAPTURE_GLOBAL);
     CHECK_STATUS(GP_ERR_CAPTURE, f->driver->stream_resolve(f->device, e.stream, &key, NULL), NULL);
+    CHECK_STATUS(GP_NOT_READY, f->driver->stream_confirm(f->device, &e.key), NULL);
     assert_int_equal(key.handle, e.stream);
     assert_int_equal(key.context, f->device->context);
     assert_int_equal(key.id, 0);

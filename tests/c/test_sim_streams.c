@@ -37,8 +37,12 @@ static void record_on_a_reused_handle(void **state)
     struct event_fixture e = begin_events(f, 0);
     struct gp__stream_key next;
 
+    CHECK_OK(f->driver->stream_confirm(f->device, &e.key), NULL);
     gp__sim_stream_destroy(f->sim, e.stream);
+    CHECK_STATUS(GP_NOT_READY, f->driver->stream_confirm(f->device, &e.key), NULL);
+    expect_violation(f, "a destroyed stream");
     assert_int_equal(gp__sim_stream_create(f->sim, 0), e.stream);
+    CHECK_STATUS(GP_NOT_READY, f->driver->stream_confirm(f->device, &e.key), NULL);
     CHECK_OK(f->driver->stream_resolve(f->device, e.stream, &next, NULL), NULL);
     assert_int_not_equal(next.id, e.key.id);
     f->driver->event_record(f->device, e.event, &e.key, NULL);

@@ -27,6 +27,7 @@ const struct gp__driver gp__sim_driver = {
     .set_access = gp__sim_set_access,
     .unmap = gp__sim_unmap,
     .stream_resolve = gp__sim_stream_resolve,
+    .stream_confirm = gp__sim_stream_confirm,
     .stream_capturing = gp__sim_stream_capturing,
     .event_create = gp__sim_event_create,
     .event_destroy = gp__sim_event_destroy,

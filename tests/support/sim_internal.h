@@ -321,6 +321,7 @@ gp_status gp__sim_unmap(gp_device *device, uintptr_t va, size_t bytes, gp__memor
                         gp_error *error);
 gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp__stream_key *out,
                                  gp_error *error);
+gp_status gp__sim_stream_confirm(gp_device *device, const struct gp__stream_key *key);
 gp_status gp__sim_stream_capturing(gp_device *device, const struct gp__stream_key *key,
                                    bool *capturing, gp_error *error);
 gp_status gp__sim_event_create(gp_device *device, uintptr_t context, gp__event **out,

@@ -10,6 +10,8 @@
 
 static const struct gp__sim_kind resolve_kind = {"stream_resolve", false, GP_ERR_DRIVER,
                                                  GP__SIM_UNKNOWN};
+static const struct gp__sim_kind confirm_kind = {"stream_confirm", false, GP_NOT_READY,
+                                                 GP__SIM_UNKNOWN};
 static const struct gp__sim_kind capturing_kind = {"stream_capturing", false, GP_ERR_DRIVER,
                                                    GP__SIM_UNKNOWN};
 
@@ -389,6 +391,28 @@ gp_status gp__sim_stream_resolve(gp_device *device, uintptr_t handle, struct gp_
     *out = key;
     gp__sim_note(&call, " id=%llu", (unsigned long long)stream->id);
     return gp__sim_end_ok(&call);
+}
+
+gp_status gp__sim_stream_confirm(gp_device *device, const struct gp__stream_key *key)
+{
+    struct gp__sim_call call;
+    gp__sim *sim = device->state;
+    const struct gp__sim_stream *stream;
+    bool same;
+
+    if (!gp__sim_begin(&call, sim, &confirm_kind, NULL, "stream_confirm handle=0x%zx",
+                       (size_t)key->handle)) {
+        (void)gp__sim_decided(&call);
+        return GP_NOT_READY;
+    }
+    stream = gp__sim_find(sim, key->handle);
+    if (stream == NULL && gp__sim_was_destroyed(sim, key->handle))
+        gp__sim_violate(&call, "a destroyed stream");
+    same = stream != NULL && stream->capture == NULL && stream->id == key->id && !sim->dead;
+    gp__sim_note(&call, " %s", same ? "yes" : "no");
+    if (same)
+        return gp__sim_end_ok(&call);
+    return gp__sim_end(&call, GP_NOT_READY, GP__SIM_INVALID_HANDLE, 0, 0);
 }
 
 gp_status gp__sim_stream_capturing(gp_device *device, const struct gp__stream_key *key,
