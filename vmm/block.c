@@ -99,21 +99,13 @@ struct gp__span *gp__block_take(gp_pool *pool, size_t bytes, gp_stream *stream, 
     return span;
 }
 
-gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error)
+gp_status gp__pool_stream_error(const gp_pool *pool, const gp_stream *stream, gp_error *error)
 {
-    if (stream != NULL && stream->timeline == pool->timeline.number)
-        return GP_OK;
-    return gp_error_set(error, GP_ERR_ARGUMENT,
-                        "the stream belongs to another pool than '%s'; get it from "
-                        "gp_pool_stream()",
-                        pool->name);
-}
-
-gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream, gp_error *error)
-{
-    gp_status status = gp__pool_check_stream(pool, stream, error);
-    if (status != GP_OK || !gp__stream_is_forgotten(stream))
-        return status;
+    if (!gp__pool_has_stream(pool, stream))
+        return gp_error_set(error, GP_ERR_ARGUMENT,
+                            "the stream belongs to another pool than '%s'; get it from "
+                            "gp_pool_stream()",
+                            pool->name);
     return gp_error_set(error, GP_ERR_ARGUMENT,
                         "stream %#zx was forgotten by pool '%s' and may be destroyed by now; name "
                         "another one, or get it from gp_pool_stream() again if it lives",
@@ -257,6 +249,19 @@ static gp_status malloc_captured(gp_pool *pool, size_t bytes, gp_stream *stream,
     return status;
 }
 
+/* Apart, so that the fast path needs no room for a growth. */
+__attribute__((noinline)) static gp_status malloc_slowly(gp_pool *pool, size_t bytes,
+                                                         gp_stream *stream, unsigned flags,
+                                                         uintptr_t *out, gp_error *error)
+{
+    gp_status status = take(pool, bytes, stream, flags, NULL, false, out, error);
+    if (status != GP_NOT_READY)
+        return status;
+    struct gp__growth growth = {
+        .pool = pool, .stream = stream, .bytes = bytes, .flags = flags, .taker = stream};
+    return gp__ladder(&growth, out, error);
+}
+
 gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned flags,
                          uintptr_t *out, gp_error *error)
 {
@@ -272,12 +277,7 @@ gp_status gp_pool_malloc(gp_pool *pool, size_t size, gp_stream *stream, unsigned
         return malloc_captured(pool, bytes, stream, flags, out, error);
     if (gp__quick_malloc(stream, bytes, flags, out))
         return GP_OK;
-    status = take(pool, bytes, stream, flags, NULL, false, out, error);
-    if (status != GP_NOT_READY)
-        return status;
-    struct gp__growth growth = {
-        .pool = pool, .stream = stream, .bytes = bytes, .flags = flags, .taker = stream};
-    return gp__ladder(&growth, out, error);
+    return malloc_slowly(pool, bytes, stream, flags, out, error);
 }
 
 /* The block in use at the address, or NULL. lock: held. */

@@ -12,7 +12,7 @@
 
 /* ---- common -------------------------------------------------------------------------------- */
 
-gp_status gp__pool_enter(const gp_pool *pool, gp_error *error)
+gp_status gp__pool_enter_slowly(const gp_pool *pool, gp_error *error)
 {
     if (gp__is_forked_child())
         return gp__state_error(error, GP_REASON_FORKED,

@@ -39,7 +39,7 @@
 #include "../sync/reaper.h"
 #include "../sync/timeline.h"
 #include "growpool.h"
-#include "marks.h"
+#include "segment.h"
 #include "tree.h"
 
 struct gp__arena;
@@ -80,37 +80,6 @@ struct gp__bin {
     struct gp__tree tree;
     struct gp__span *oldest; /* queue of spans that wait for a ticket */
     struct gp__span *newest;
-};
-
-/* One chunk at its addresses. */
-struct gp__mapping {
-    struct gp__retired retired; /* chunk, va, bytes, owners while retiring. First member. */
-    struct gp__segment *segment;
-    uintptr_t stream; /* the handle that the backing was asked with */
-    uint64_t generation; /* of the chunk, when it was accepted */
-    size_t live; /* bytes of it in USED, HELD and (was FREE) CLAIMED spans */
-    struct gp__mapping *previous; /* in the pool's idle list, when live == 0 */
-    struct gp__mapping *next;
-};
-
-/* Both are set only where the segment's marks say so. */
-struct gp__page {
-    struct gp__mapping *mapping; /* starts in this page */
-    struct gp__span *first; /* the lowest span that starts in this page */
-};
-
-struct gp__segment {
-    uintptr_t va;
-    size_t bytes;
-    bool lost; /* something in it was abandoned: its addresses are never freed */
-    bool by_default; /* counted in what the process reserves by default */
-    gp_range *range; /* whose it is; NULL: for blocks. In a range's segment no span is filed */
-    size_t mapped_bytes; /* in the page map */
-    struct gp__span *first;
-    struct gp__page *pages; /* the page map */
-    struct gp__marks spans; /* pages in which a span starts */
-    struct gp__marks chunks; /* pages in which a mapping starts */
-    struct gp__segment *next;
 };
 
 /* A part of a range that is exported. */
@@ -224,7 +193,11 @@ struct gp_pool {
 
 /* ---- common (close.c) ---- */
 /* GP_OK, or GP_ERR_STATE forked or exiting. No lock, no driver. */
-gp_status gp__pool_enter(const gp_pool *pool, gp_error *error);
+gp_status gp__pool_enter_slowly(const gp_pool *pool, gp_error *error);
+static inline gp_status gp__pool_enter(const gp_pool *pool, gp_error *error)
+{
+    return gp__process_ready() ? GP_OK : gp__pool_enter_slowly(pool, error);
+}
 static inline size_t gp__round_up(size_t bytes, size_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
@@ -241,10 +214,25 @@ void gp__pool_leave(gp_pool *pool);
 /* Sleeps a little on `changed`. GP_ERR_INTERRUPTED if the interrupt (may be NULL) says so; GP_ERR_STATE at once
  * in a forked child. lock: held, dropped inside. */
 gp_status gp__pool_sleep(gp_pool *pool, const struct gp__interrupt *interrupt, gp_error *error);
+static inline bool gp__pool_has_stream(const gp_pool *pool, const gp_stream *stream)
+{
+    return stream != NULL && stream->timeline == pool->timeline.number;
+}
+/* GP_ERR_ARGUMENT for a stream that one of the next two refuses. */
+gp_status gp__pool_stream_error(const gp_pool *pool, const gp_stream *stream, gp_error *error);
 /* GP_ERR_ARGUMENT for a stream of another pool. */
-gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream, gp_error *error);
+static inline gp_status gp__pool_check_stream(const gp_pool *pool, const gp_stream *stream,
+                                              gp_error *error)
+{
+    return gp__pool_has_stream(pool, stream) ? GP_OK : gp__pool_stream_error(pool, stream, error);
+}
 /* The same, and for a forgotten one: no new work is for it. lock: not needed. */
-gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream, gp_error *error);
+static inline gp_status gp__pool_check_live(const gp_pool *pool, const gp_stream *stream,
+                                            gp_error *error)
+{
+    bool live = gp__pool_has_stream(pool, stream) && !gp__stream_is_forgotten(stream);
+    return live ? GP_OK : gp__pool_stream_error(pool, stream, error);
+}
 /* Looks at fences and refiles what has passed. lock: dropped. */
 void gp__pool_poll(gp_pool *pool);
 /* Records the fences of thread-bound streams on the thread that freed. Best effort: without a fence the
@@ -288,32 +276,6 @@ struct gp__span *gp__span_find(gp_pool *pool, size_t bytes, const gp_stream *str
 bool gp__span_is_usable(const gp_pool *pool, struct gp__owners owners, const gp_stream *stream);
 /* Refiles spans whose owners have passed since. Inside driver->enter() (it polls). */
 void gp__span_settle(gp_pool *pool);
-
-/* ---- segment.c ---- */
-/* Reserves a segment that holds `bytes`: of the pool's address space what is left (see ADDRESSES in
- * growpool.h), halved while the device refuses. lock: held, dropped inside. */
-gp_status gp__segment_add(gp_pool *pool, size_t bytes, gp_error *error);
-/* Reserves exactly `bytes` for a range. The pool does not list it yet. lock: not held. */
-gp_status gp__segment_reserve(gp_pool *pool, size_t bytes, struct gp__segment **out,
-                              gp_error *error);
-/* Frees the addresses and the descriptions of segments that the pool no longer lists; those that are lost
- * or refused stay reserved. Returns the bytes freed. lock: not held. */
-size_t gp__segments_free(gp_pool *pool, struct gp__segment *segments);
-
-/* The mapping at va, or NULL. */
-struct gp__mapping *gp__mapping_at(const gp_pool *pool, const struct gp__segment *segment,
-                                   uintptr_t va);
-/* The first mapping of the segment that starts at va or behind it, or NULL. */
-struct gp__mapping *gp__mapping_from(const gp_pool *pool, const struct gp__segment *segment,
-                                     uintptr_t va);
-/* Enters the mapping into the page map, or takes it out. */
-void gp__mapping_enter(gp_pool *pool, struct gp__mapping *mapping);
-void gp__mapping_erase(gp_pool *pool, struct gp__mapping *mapping);
-/* These bytes begin (true) or cease to be live in the mappings under them; keeps the idle list. */
-void gp__mapping_count(gp_pool *pool, const struct gp__segment *segment, uintptr_t va, size_t bytes,
-                       bool live);
-void gp__mapping_idle_add(gp_pool *pool, struct gp__mapping *mapping);
-void gp__mapping_idle_remove(gp_pool *pool, struct gp__mapping *mapping);
 
 /* ---- index.c; lock: held ---- */
 gp_status gp__index_reserve(gp_pool *pool, gp_error *error);
