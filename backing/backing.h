@@ -334,6 +334,12 @@ GP_API gp_status gp_backing_alloc(gp_backing *backing, const gp_request *request
 GP_API gp_status gp_backing_free(gp_backing *backing, gp_chunk *chunk, const gp_request *request,
                                  gp_error *error);
 
+/* Bytes of host memory that growpool holds in this process for its own records, all pools together: not user
+ * memory, and not what a language face adds. A pool's page map counts whole, 16 bytes for each page of
+ * addresses that it has reserved, though of that only what was used becomes memory. Any thread, no lock; in a
+ * forked child the parent's figure at the fork. */
+GP_API size_t gp_bookkeeping_bytes(void);
+
 /* From now on growpool makes no driver call and enters no callback: pools report
  * GP_REASON_EXITING. For the end of a process, after pools were closed. Irreversible. */
 GP_API void gp_begin_exit(void);

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * growpool's own heap. Test builds count every allocation and can make any of them fail; other
- * builds go straight to the C library.
+ * growpool's own heap. It counts the bytes it holds; test builds count every allocation too, and can make
+ * any of them fail.
  */
 #include "memory.h"
 
+#include <malloc.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
-#ifdef GP_TESTING
-#include <stdatomic.h>
+#include "backing.h"
 
+static _Atomic size_t held_bytes;
+
+#ifdef GP_TESTING
 static _Atomic uint64_t asked_count;
 static _Atomic uint64_t failing_number; /* 0: none fails */
 static _Atomic bool failing_forever;
@@ -56,6 +60,22 @@ static inline void count_live(int64_t change)
 }
 #endif
 
+/* What the C library gave for it, which may be a little more than was asked. */
+static void hold(void *pointer)
+{
+    atomic_fetch_add_explicit(&held_bytes, malloc_usable_size(pointer), memory_order_relaxed);
+}
+
+static void let_go(void *pointer)
+{
+    atomic_fetch_sub_explicit(&held_bytes, malloc_usable_size(pointer), memory_order_relaxed);
+}
+
+size_t gp_bookkeeping_bytes(void)
+{
+    return atomic_load_explicit(&held_bytes, memory_order_relaxed);
+}
+
 void *gp__calloc(size_t count, size_t size)
 {
     size_t bytes;
@@ -66,6 +86,7 @@ void *gp__calloc(size_t count, size_t size)
     void *pointer = calloc(1, bytes == 0 ? 1 : bytes);
     if (pointer != NULL) {
         count_live(1);
+        hold(pointer);
     }
     return pointer;
 }
@@ -76,7 +97,9 @@ void *gp__realloc(void *pointer, size_t count, size_t size)
     if (must_fail() || __builtin_mul_overflow(count, size, &bytes)) {
         return NULL;
     }
+    let_go(pointer);
     void *grown = realloc(pointer, bytes == 0 ? 1 : bytes);
+    hold(grown != NULL ? grown : pointer);
     if (grown != NULL && pointer == NULL) {
         count_live(1);
     }
@@ -87,6 +110,7 @@ void gp__free(void *pointer)
 {
     if (pointer != NULL) {
         count_live(-1);
+        let_go(pointer);
     }
     free(pointer);
 }

@@ -21,8 +21,12 @@ double bench_now(void);
  * PyMem_Free(). NULL with an exception. Attached. */
 size_t *bench_sizes(PyObject *sequence, Py_ssize_t *count);
 
+/* Writes into every small page. */
+void bench_touch_pages(char *at, size_t size);
+
 /* Methods of the module: METH_VARARGS, attached; each lets go of the GIL for what it times. */
 PyObject *bench_pair(PyObject *module, PyObject *args);
+PyObject *bench_resize(PyObject *module, PyObject *args);
 PyObject *bench_fill(PyObject *module, PyObject *args);
 PyObject *bench_threads(PyObject *module, PyObject *args);
 PyObject *bench_cuda_floor(PyObject *module, PyObject *args);

@@ -17,7 +17,7 @@
 #define SMALL_PAGE  4096
 #define PRIVATE     (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
-static void touch(char *at, size_t size)
+void bench_touch_pages(char *at, size_t size)
 {
     for (size_t offset = 0; offset < size; offset += SMALL_PAGE)
         ((volatile char *)at)[offset] = 1;
@@ -77,7 +77,7 @@ static int run_floor(struct floor *floor, char *base)
     }
     floor->get = bench_now() - begin;
     if (code == 0 && floor->touch)
-        touch(base, (size_t)(va - base));
+        bench_touch_pages(base, (size_t)(va - base));
     const double middle = bench_now();
     va = base;
     for (Py_ssize_t i = 0; i < made && floor->homes[i] != NULL; i++) {
@@ -170,7 +170,7 @@ PyObject *bench_touch(PyObject *module, PyObject *args)
     if (at == NULL || size < 1)
         return PyErr_Format(PyExc_ValueError, "address and size are not 0");
     Py_BEGIN_ALLOW_THREADS;
-    touch(at, (size_t)size);
+    bench_touch_pages(at, (size_t)size);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -188,7 +188,7 @@ PyObject *bench_touch_new(PyObject *module, PyObject *args)
         return PyErr_SetFromErrno(PyExc_OSError);
     Py_BEGIN_ALLOW_THREADS;
     (void)madvise(pages, (size_t)size, MADV_HUGEPAGE);
-    touch(pages, (size_t)size);
+    bench_touch_pages(pages, (size_t)size);
     (void)munmap(pages, (size_t)size);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;

@@ -48,6 +48,8 @@ size_t *bench_sizes(PyObject *sequence, Py_ssize_t *count)
 static PyMethodDef methods[] = {
     {"pair", bench_pair, METH_VARARGS,
      "pair(pool, size, stream, count): seconds that count times malloc and free took in C."},
+    {"resize", bench_resize, METH_VARARGS,
+     "resize(pool, size, touch): seconds of resizing a new range to size, and to nothing."},
     {"fill", bench_fill, METH_VARARGS,
      "fill(pool, size, stream, count): seconds for count mallocs, then for freeing them mixed."},
     {"threads", bench_threads, METH_VARARGS,

@@ -27,6 +27,34 @@ static PyObject *raise_status(gp_status status, const gp_error *error)
                         error->message);
 }
 
+/* A new range to `size` and back to nothing: seconds of each. Its addresses are reserved outside of the clock,
+ * as the floor's are, which also leaves the caches as the floor finds them. */
+static gp_status run_resize(gp_pool *pool, size_t size, bool touch, double *grown, double *shrunk,
+                            gp_error *error)
+{
+    const struct gp_c_api *gp = bench_gp;
+    gp_stream *stream = NULL;
+    gp_range *range = NULL;
+    gp_status status = gp->pool_stream(pool, 0, &stream, error);
+    if (status == GP_OK)
+        status = gp->range_create(pool, size, stream, &range, error);
+    double begin = bench_now();
+    if (status == GP_OK)
+        status = gp->range_resize(range, size, NULL, 0, NULL, error);
+    *grown = bench_now() - begin;
+    if (status == GP_OK && touch)
+        bench_touch_pages((char *)gp->range_address(range), size);
+    begin = bench_now();
+    if (status == GP_OK)
+        status = gp->range_resize(range, 0, NULL, 0, NULL, error);
+    if (status == GP_OK)
+        status = gp->pool_trim(pool, 0, 0, NULL, error);
+    *shrunk = bench_now() - begin;
+    gp->range_release(range);
+    gp->stream_release(stream);
+    return status;
+}
+
 static void run_pairs(struct work *work)
 {
     const struct gp_c_api *gp = bench_gp;
@@ -70,6 +98,31 @@ static void close_work(struct work *work)
     bench_gp->stream_release(work->stream);
     if (work->pool != NULL)
         bench_gp->pool_release(work->pool);
+}
+
+PyObject *bench_resize(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    Py_ssize_t size;
+    int touch;
+    double grown = 0, shrunk = 0;
+    gp_error error = {0};
+    gp_status status;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Onp:resize", &object, &size, &touch))
+        return NULL;
+    if (size < 1)
+        return PyErr_Format(PyExc_ValueError, "size is at least 1");
+    gp_pool *pool = bench_gp->pool_of(object);
+    if (pool == NULL)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = run_resize(pool, (size_t)size, touch != 0, &grown, &shrunk, &error);
+    bench_gp->pool_release(pool);
+    Py_END_ALLOW_THREADS;
+    if (status != GP_OK)
+        return raise_status(status, &error);
+    return Py_BuildValue("dd", grown, shrunk);
 }
 
 PyObject *bench_pair(PyObject *module, PyObject *args)

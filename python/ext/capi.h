@@ -164,7 +164,8 @@
     FUNCTION(pool_reset_peak_stats)                                                                \
     FUNCTION(pool_take_snapshot)                                                                   \
     FUNCTION(pool_snapshot_free)                                                                   \
-    FUNCTION(pool_try_free)
+    FUNCTION(pool_try_free)                                                                        \
+    FUNCTION(bookkeeping_bytes)
 
 /* Members are named as the functions are, without gp_: table->pool_malloc is gp_pool_malloc. The
  * headers say what each does. */

@@ -68,6 +68,22 @@ static PyObject *cuda_unavailable_reason(PyObject *module, PyObject *unused)
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
+PyDoc_STRVAR(bookkeeping_bytes_doc,
+             "bookkeeping_bytes()\n--\n\n"
+             "Bytes of host memory that growpool's C core holds for its own records, all pools "
+             "together.\n\n"
+             "Python objects, such as chunks and buffers, are not in it. Reserved addresses are, "
+             "with 16 bytes\n"
+             "for each page, though only what was used of that becomes memory.\n\n"
+             "Notes\n-----\nAny thread.");
+
+static PyObject *bookkeeping_bytes(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyLong_FromSize_t(gp_bookkeeping_bytes());
+}
+
 PyDoc_STRVAR(
     shut_down_doc,
     "_shut_down()\n--\n\n"
@@ -99,6 +115,7 @@ static PyObject *shut_down(PyObject *module, PyObject *unused)
 static PyMethodDef module_methods[] = {
     {"is_cuda_available", is_cuda_available, METH_NOARGS, is_cuda_available_doc},
     {"cuda_unavailable_reason", cuda_unavailable_reason, METH_NOARGS, cuda_unavailable_reason_doc},
+    {"bookkeeping_bytes", bookkeeping_bytes, METH_NOARGS, bookkeeping_bytes_doc},
     {"_shut_down", shut_down, METH_NOARGS, shut_down_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -26,6 +26,7 @@ from growpool._core import (
     Stats,
     View,
     __version__,
+    bookkeeping_bytes,
     cuda_unavailable_reason,
     is_cuda_available,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "Stats",
     "View",
     "__version__",
+    "bookkeeping_bytes",
     "cuda",
     "cuda_unavailable_reason",
     "get_include",

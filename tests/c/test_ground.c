@@ -109,6 +109,23 @@ static void the_nth_allocation_fails_once(void **state)
     assert_int_equal(gp__memory_live(), live);
 }
 
+static void the_heap_says_what_it_holds(void **state)
+{
+    (void)state;
+    size_t before = gp_bookkeeping_bytes();
+    char *first = gp__calloc(10, 100);
+    size_t one = gp_bookkeeping_bytes() - before;
+    assert_true(one >= 1000 && one < 1100);
+    first = gp__realloc(first, 300, 100);
+    assert_true(gp_bookkeeping_bytes() - before >= 30000);
+    gp__memory_fail_at(1, 0);
+    assert_null(gp__realloc(first, 9000, 100));
+    gp__memory_fail_at(0, 0);
+    assert_true(gp_bookkeeping_bytes() - before < 31000);
+    gp__free(first);
+    assert_int_equal(gp_bookkeeping_bytes(), before);
+}
+
 static void all_later_allocations_fail(void **state)
 {
     (void)state;
@@ -335,6 +352,7 @@ int main(void)
         cmocka_unit_test(driver_errors_carry_call_size_address_and_name),
         cmocka_unit_test(every_status_has_words_of_its_own),
         cmocka_unit_test(the_nth_allocation_fails_once),
+        cmocka_unit_test(the_heap_says_what_it_holds),
         cmocka_unit_test(all_later_allocations_fail),
         cmocka_unit_test(sizes_that_overflow_fail),
         cmocka_unit_test(forks_are_counted),

@@ -85,6 +85,16 @@ def test_cuda_is_available_or_the_reason_is_a_sentence() -> None:
         assert str(caught.value) == reason
 
 
+def test_bookkeeping_is_what_pools_cost() -> None:
+    before = growpool.bookkeeping_bytes()
+    with growpool.Pool("host", address_space="1 GiB") as pool:
+        kept = [pool.allocate(512) for _ in range(1000)]
+        held = growpool.bookkeeping_bytes() - before
+        assert 1000 * 100 < held < 1000 * 400 + 2 * (1 << 15)
+        del kept
+    assert growpool.bookkeeping_bytes() - before < 2 * (1 << 15)
+
+
 def test_default_device_is_the_first_gpu_or_the_host() -> None:
     with growpool.Pool() as pool:
         assert pool.device == ("cuda:0" if growpool.is_cuda_available() else "host")

@@ -15,31 +15,26 @@ from growpool._bench.hot import against
 from growpool._bench.rows import GIB, MIB, Context, Reading, Row, Target
 
 
-def grow_once(size: int, touched: bool, chunks: list[int]) -> timing.Times:
-    """Seconds of growing to `size` and of shrinking to nothing; making the growable is not timed.
-    Its chunks are put into the list."""
+def chunks_of(size: int) -> list[int]:
+    """What a growable of this size is made of."""
     with growpool.Pool("host") as pool, pool.growable(size) as growable:
-        begin = time.perf_counter()
         growable.resize(size)
-        grown = time.perf_counter()
-        chunks[:] = [chunk["bytes"] for chunk in pool.snapshot()["chunks"]]
-        if touched:
-            _native.touch(growable.handle, size)
-        middle = time.perf_counter()
-        growable.resize(0)
-        pool.trim()
-        return grown - begin, time.perf_counter() - middle
+        return [chunk["bytes"] for chunk in pool.snapshot()["chunks"]]
+
+
+def grow_once(size: int, touched: bool) -> timing.Times:
+    """Seconds, from C, of growing a new range to `size` and of shrinking it to nothing."""
+    with growpool.Pool("host") as pool:
+        return _native.resize(pool, size, touched)
 
 
 def grow_and_shrink(context: Context) -> list[Reading]:
     readings = []
     for size, touched in ((256 * MIB, False), (256 * MIB, True)):
         size = 4 * MIB if context.quick else size
-        chunks: list[int] = []
-        grow_once(size, touched, chunks)
         players: dict[str, Callable[[], timing.Times]] = {
-            "raw system calls": partial(_native.host_floor, chunks, touched),
-            "growpool": partial(grow_once, size, touched, []),
+            "raw system calls": partial(_native.host_floor, chunks_of(size), touched),
+            "growpool": partial(grow_once, size, touched),
         }
         taken = timing.take_turns(players, context.count(21), 0.0)
         state = "touched" if touched else "untouched"

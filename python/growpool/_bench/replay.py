@@ -24,6 +24,7 @@ from growpool._bench import traces
 from growpool._bench.rows import GIB, MIB, Context, NotHere, Reading, Row, Target
 
 PAGE = 2 * MIB
+ADDRESSES = 16  # reserved, in peaks: so many that no replay ends for want of a place
 
 # Peak physical bytes over peak live bytes with PyTorch 2.11's expandable segments, one H200.
 EXPANDABLE = {
@@ -37,17 +38,26 @@ EXPANDABLE = {
 
 
 class Meter:
-    """A backing that counts and times what the pool asks of the device."""
+    """A backing that counts and times what the pool asks of the device, and what it costs growpool."""
 
     def __init__(self) -> None:
         self.made = self.given_back = 0
         self.seconds = 0.0
+        self.before = growpool.bookkeeping_bytes()
+        self.bookkeeping = self.chunk_bytes = 0  # bytes at most, and of an object that is a chunk
+
+    def look(self) -> None:
+        objects = (self.made - self.given_back) * self.chunk_bytes
+        now = growpool.bookkeeping_bytes() - self.before + objects
+        self.bookkeeping = max(self.bookkeeping, now)
 
     def alloc(self, size: int, device: int, stream: int) -> Chunk:
         begin = time.perf_counter()
         chunk = Chunk.create(size, device)
         self.seconds += time.perf_counter() - begin
         self.made += 1
+        self.chunk_bytes = sys.getsizeof(chunk)
+        self.look()
         return chunk
 
     def free(self, chunk: Chunk, size: int, device: int, stream: int) -> None:
@@ -72,6 +82,7 @@ class Played:
     backing_seconds: float
     seconds: float
     waits: int
+    bookkeeping: int
     why: str  # where and why it ended early
 
     @property
@@ -95,12 +106,13 @@ def play(
     streams: list[int] | None = None,
 ) -> Played:
     """Replay the trace on a new pool, on these streams by number; no memory ends it early."""
-    meter = Meter()
+    addresses = ADDRESSES * (trace.peak_live // PAGE + 1) * PAGE
     with contextlib.ExitStack() as kept:
         handles = streams or make_streams(device, trace.streams, kept)
+        meter = Meter()
         pool = kept.enter_context(
             growpool.Pool(
-                device, backing=meter, limit=limit, chunk_size=chunk_size, address_space="1 TiB"
+                device, backing=meter, limit=limit, chunk_size=chunk_size, address_space=addresses
             )
         )
         malloc, free, address = pool.malloc, pool.free, {}
@@ -117,6 +129,7 @@ def play(
         except growpool.OutOfMemoryError as error:
             why = f"row {done + 1}: {error}"
         seconds = time.perf_counter() - begin
+        meter.look()
         stats = pool.stats
         played = Played(
             trace.name,
@@ -130,6 +143,7 @@ def play(
             meter.seconds,
             seconds,
             stats.wait_count,
+            meter.bookkeeping,
             why,
         )
     return played
@@ -159,7 +173,9 @@ def describe(played: Played) -> str:
         f"  in the backing     {played.backing_seconds * 1e3:,.1f} ms\n"
         f"  in all             {played.seconds * 1e3:,.1f} ms, "
         f"{played.seconds / max(1, played.rows) * 1e9:,.0f} ns a row\n"
-        f"  waits              {played.waits}"
+        f"  waits              {played.waits}\n"
+        f"  bookkeeping        {played.bookkeeping / 1024:,.0f} KiB of host memory at most, "
+        f"{played.bookkeeping / max(1, played.peak_physical):.3%} of peak physical"
     )
 
 
@@ -247,6 +263,21 @@ def limited(context: Context) -> list[Reading]:
     return found
 
 
+def bookkeeping(context: Context) -> list[Reading]:
+    """growpool's own host memory, the objects of Python's chunks included."""
+    target = Target("<=", 0.001, "of peak physical")
+    found: list[Reading] = []
+    for name in named(context):
+        trace = traces.load(name)
+        if not fits(trace, context):
+            raise NotHere(f"{trace.name} needs {trace.peak_live / GIB:.0f} GiB and some")
+        played = play(trace, context.device)
+        share = played.bookkeeping / max(1, played.peak_physical)
+        note = f"{played.bookkeeping / 1024:,.0f} KiB for {played.peak_physical / MIB:,.0f} MiB"
+        found.append(Reading(played.trace, share, "x", target=target, note=note))
+    return found
+
+
 def lowest(trace: traces.Trace, context: Context) -> Reading:
     """The lowest limit, to half a percent, that the default chunk plan completes under."""
     low, high = 1.0, 1.0
@@ -263,5 +294,6 @@ def lowest(trace: traces.Trace, context: Context) -> Reading:
 
 ROWS = [
     Row("replay", "traces, no limit: peak physical / peak live", ("cuda", "host"), unlimited),
+    Row("bookkeeping", "traces: growpool's own host memory", ("cuda", "host"), bookkeeping),
     Row("replay-limit", "traces under a limit of 1.02 of peak live", ("cuda", "host"), limited),
 ]

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 MIB, GIB = 1 << 20, 1 << 30
 
 
+MACHINE_FREE = ("replay", "replay-limit", "bookkeeping")  # rows whose targets hold everywhere
+
+
 class NotHere(Exception):
     """This machine cannot run the row, or this part of it; the text says what is missing."""
 
@@ -106,7 +109,7 @@ def run_row(row: Row, context: Context) -> Result:
         return Result(row, verdict="no GPU" if kind == "host" else "host only")
     try:
         readings = row.run(context)
-        if kind == "host" and "cuda" in row.kinds and not row.name.startswith("replay"):
+        if kind == "host" and "cuda" in row.kinds and row.name not in MACHINE_FREE:
             readings = [replace(reading, target=None) for reading in readings]  # GPU targets
         return Result(row, readings)
     except NotHere as missing:
