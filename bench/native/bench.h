@@ -33,6 +33,7 @@ PyObject *bench_cuda_floor(PyObject *module, PyObject *args);
 PyObject *bench_cuda_memory(PyObject *module, PyObject *args);
 PyObject *bench_cuda_alloc(PyObject *module, PyObject *args);
 PyObject *bench_cuda_free(PyObject *module, PyObject *args);
+PyObject *bench_cuda_ask(PyObject *module, PyObject *args);
 PyObject *bench_cuda_copy(PyObject *module, PyObject *args);
 PyObject *bench_host_floor(PyObject *module, PyObject *args);
 PyObject *bench_host_copy(PyObject *module, PyObject *args);

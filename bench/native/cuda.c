@@ -29,7 +29,9 @@
     X(cuMemMap, 10020)                                                                             \
     X(cuMemSetAccess, 10020)                                                                       \
     X(cuMemUnmap, 10020)                                                                           \
-    X(cuMemcpyAsync, 4000)
+    X(cuMemcpyAsync, 4000)                                                                         \
+    X(cuStreamIsCapturing, 10000)                                                                  \
+    X(cuStreamGetId, 12000)
 
 static struct gp__cuda_api cu;
 /* Beyond that list: for comparison alone, by their exported names. */
@@ -285,6 +287,38 @@ PyObject *bench_cuda_free(PyObject *module, PyObject *args)
         return NULL;
     }
     Py_RETURN_NONE;
+}
+
+PyObject *bench_cuda_ask(PyObject *module, PyObject *args)
+{
+    int device;
+    unsigned long long stream;
+    Py_ssize_t count;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iKn:cuda_ask", &device, &stream, &count))
+        return NULL;
+    if (count < 1)
+        return PyErr_Format(PyExc_ValueError, "count is at least 1");
+    if (!enter(device))
+        return NULL;
+    gp__cu_stream asked = (gp__cu_stream)(uintptr_t)stream;
+    gp__cu_capture_status capture;
+    unsigned long long id;
+    gp__cu_result code = GP__CUDA_SUCCESS;
+    double begin = bench_now();
+    for (Py_ssize_t i = 0; code == GP__CUDA_SUCCESS && i < count; i++)
+        code = cu.cuStreamIsCapturing(asked, &capture);
+    const double capturing = bench_now() - begin;
+    begin = bench_now();
+    for (Py_ssize_t i = 0; code == GP__CUDA_SUCCESS && i < count; i++)
+        code = cu.cuStreamGetId(asked, &id);
+    const double named = bench_now() - begin;
+    leave();
+    if (code != GP__CUDA_SUCCESS) {
+        (void)say("cuStreamIsCapturing, cuStreamGetId", code);
+        return NULL;
+    }
+    return Py_BuildValue("dd", capturing, named);
 }
 
 PyObject *bench_cuda_copy(PyObject *module, PyObject *args)

@@ -62,6 +62,8 @@ static PyMethodDef methods[] = {
     {"cuda_alloc", bench_cuda_alloc, METH_VARARGS,
      "cuda_alloc(device, size): an address from cuMemAlloc."},
     {"cuda_free", bench_cuda_free, METH_VARARGS, "cuda_free(device, address): cuMemFree."},
+    {"cuda_ask", bench_cuda_ask, METH_VARARGS,
+     "cuda_ask(device, stream, count): seconds of asking whether it captures, and for its id."},
     {"cuda_copy", bench_cuda_copy, METH_VARARGS,
      "cuda_copy(device, to, source, size, count): seconds of count copies on the device."},
     {"host_floor", bench_host_floor, METH_VARARGS,

@@ -64,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command == "replay":
         from growpool._bench import replay as player
 
-        return player.run(
-            chosen.trace, chosen.device, chosen.limit, chosen.chunk_size, chosen.json
-        )
+        return player.run(chosen.trace, chosen.device, chosen.limit, chosen.chunk_size, chosen.json)
     if chosen.command == "bench":
         from growpool import _bench
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import growpool
 import pytest
 from growpool import __main__ as command
-from growpool._bench import _native, peers, report
+from growpool._bench import _native, growth, once, peers, report, timing
 from growpool._bench.hot import against
-from growpool._bench.rows import MIB, Context, NotHere, Reading, Result, Row, Target, run_row
+from growpool._bench.rows import GIB, MIB, Context, NotHere, Reading, Result, Row, Target, run_row
 
 HOST_ROWS = ["pair-c", "pair-int", "pair-buffer", "threads", "callback", "copies", "sizes"]
-HOST_ROWS += ["range-pages"]
+HOST_ROWS += ["range-pages", "bookkeeping"]
 HOST_ROWS += ["host-grow", "host-append"]
 
 
@@ -81,11 +81,63 @@ def test_verdicts_are_computed(reading: Reading, verdict: str) -> None:
 
 def test_a_peer_that_is_not_installed_is_shown_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "is_here", lambda module: False)
-    figures, why = peers.torch(Context("cuda:0"), "expandable", "first", 1, MIB)
+    figures, why = peers.torch_pairs(0, "expandable", 1)
     assert figures == {} and "torch is not installed" in why
     assert against("PyTorch", figures.get("get"), why, 1.0, 20).verdict == "peer missing"
+    found = peers.in_new_processes({"PyTorch": ("peer_torch", "default", "first", 0, MIB)}, 2)
+    assert found["PyTorch"].figures == [] and "not installed" in found["PyTorch"].why
     for value, reason in peers.pairs(Context("cuda:0"), 1, 1).values():
         assert value is None and "not installed" in reason
+
+
+def test_players_in_new_processes_take_turns_and_trouble_is_their_own() -> None:
+    found = peers.in_new_processes(
+        {
+            "mine": ("once", "callback", "host", 4 * MIB),
+            "inner": ("once", "built-in", "host", 4 * MIB),
+            "ill": ("once", "built-in", "nonsense:0", 4 * MIB),
+        },
+        2,
+    )
+    for name in ("mine", "inner"):
+        assert len(found[name].figures) == 2 and not found[name].why
+        assert (found[name].median("get") or 0) >= (found[name].least("get") or 1) > 0
+    assert found["ill"].figures == [] and "nonsense" in found["ill"].why
+    assert found["ill"].median("get") is None
+
+
+def test_turns_change_their_order() -> None:
+    assert list(timing.turns(["a", "b"], 3)) == ["a", "b", "a", "b", "a", "b"]
+    assert list(timing.turns(["a", "b", "c"], 3)) == [*"abc", *"acb", *"cab"]
+
+
+def canned(module: str, *arguments: object) -> tuple[dict[str, float], str]:
+    """What processes would say of a device that is not here."""
+    if "async" in arguments:
+        return {}, "no such backend"
+    slow = 25.0 if module == "peer_torch" else 1.1 if "floor" not in arguments else 1.0
+    names = ("get", "back", "get again", "back again", "took")
+    return {**dict.fromkeys(names, slow), "peak": slow * 16 * GIB}, ""
+
+
+def test_first_blocks_are_held_against_the_floor_and_the_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "child", canned)
+    monkeypatch.setattr(peers, "is_here", lambda module: True)
+    monkeypatch.setattr(growth, "need", lambda context, size: None)
+    monkeypatch.setattr(once, "chunks_of", lambda device, size: [size])
+    told = {one.player: one for one in growth.first(16 * GIB, Context("cuda:0", quick=True))}
+    assert told["get: growpool, Python callback"].verdict == "met"
+    assert told["trim: growpool, Python callback"].ratio == pytest.approx(1.1)
+    assert told["get: PyTorch expandable_segments"].ratio == pytest.approx(25 / 1.1)
+    assert told["get: PyTorch expandable_segments"].verdict == "met"
+    assert told["get: PyTorch cudaMallocAsync"].value is None
+    assert told["get again: floor"].verdict == ""
+    told = {one.player: one for one in growth.growable(Context("cuda:0", quick=True))}
+    assert told["growpool growable, peak physical"].verdict == "missed"
+    assert told["PyTorch, copying"].verdict == "met"
+    assert told["PyTorch cudaMallocAsync, peak physical"].value is None
 
 
 def test_a_row_that_raises_keeps_its_traceback_and_the_others_go_on() -> None:

@@ -7,20 +7,13 @@ import time
 from functools import partial
 
 import growpool
-from growpool._bench import _native, peers, timing
+from growpool._bench import _native, once, peers, timing
 from growpool._bench.hot import against
 from growpool._bench.rows import GIB, MIB, Context, NotHere, Reading, Row, Target
 
+FLOOR, MINE = "floor", "growpool, Python callback"
 LEFT_ALONE = 8 * GIB  # of the device, for whoever shares it
 ROUNDS = 7
-
-
-def alloc(size: int, device: int, stream: int) -> growpool.Chunk:
-    return growpool.Chunk.create(size, device)
-
-
-def free(chunk: growpool.Chunk, size: int, device: int, stream: int) -> None:
-    """Forgets the chunk: growpool closes what nobody else has."""
 
 
 def need(context: Context, size: int) -> None:
@@ -38,78 +31,64 @@ def rest_of(size: int) -> float:
     return 1 + 0.008 * size / GIB
 
 
-def first_block(context: Context, size: int, callback: bool) -> timing.Times:
-    """Seconds of the first block of a new pool, and of its trim. Making the pool is not timed."""
-    pool = (
-        growpool.Pool(context.device, alloc=alloc, free=free)
-        if callback
-        else growpool.Pool(context.device)
-    )
-    with pool:
-        begin = time.perf_counter()
-        block = pool.malloc(size)
-        grown = time.perf_counter()
-        pool.free(block)
-        freed = time.perf_counter()
-        pool.trim()
-        return grown - begin, time.perf_counter() - freed
-
-
-def chunks_of(context: Context, size: int) -> list[int]:
-    """The chunks that a pool makes for one block, in order of address."""
-    with growpool.Pool(context.device) as pool:
-        pool.free(pool.malloc(size))
-        chunks = sorted((chunk["address"], chunk["bytes"]) for chunk in pool.snapshot()["chunks"])
-    return [nbytes for _, nbytes in chunks]
-
-
 def first(size: int, context: Context) -> list[Reading]:
     need(context, size)
-    sizes = chunks_of(context, size)
-    players = {
-        "floor": lambda: _native.cuda_floor(context.ordinal, sizes),
-        "growpool, Python callback": lambda: first_block(context, size, True),
-    }
+    sizes = once.chunks_of(context.device, size)
     small = size <= 16 * GIB  # larger ones play less often: a row takes a minute at most
-    if small:
-        players["growpool, built-in backing"] = lambda: first_block(context, size, False)
-    taken = timing.take_turns(players, context.count(ROUNDS), rest_of(size))
-    readings = []
-    peer = {
-        mode: peers.torch(context, mode, "first", 5 if small else 3, size)
-        for mode in peers.TORCH_NAMES
+    players: dict[str, tuple[object, ...]] = {
+        FLOOR: ("once", "floor", context.device, size, *sizes),
+        MINE: ("once", "callback", context.device, size),
+        "growpool, built-in backing": ("once", "built-in", context.device, size),
     }
-    times = 7.5 if small else 5.0
-    parts = (("get", 0, 1.15, 20.0), ("trim", 1, 1.2, times))
-    for part, column, most, least_ratio in parts:
-        floor = timing.median(taken["floor"], column)
-        for name, some in taken.items():
-            value = timing.median(some, column)
-            readings.append(
-                Reading(
-                    f"{part}: {name}",
-                    value,
-                    "s",
-                    None if name == "floor" else value / floor,
-                    "" if name == "floor" else "floor",
-                    Target("<=", most, "of the floor") if name.endswith("callback") else None,
-                    f"{len(sizes)} chunks" if name == "floor" else "",
-                    timing.least(some, column),
-                )
+    for mode, name in peers.TORCH_NAMES.items():
+        players[name] = ("peer_torch", mode, "first", context.ordinal, size)
+    found = peers.in_new_processes(players, context.count(5 if small else 3))
+    readings = []
+    for part, name, most, times in (
+        ("get", "get", 1.15, 20.0),
+        ("trim", "back", 1.2, 7.5 if small else 5.0),
+        ("get again", "get again", None, 0.0),
+        ("trim again", "back again", None, 0.0),
+    ):
+        readings += beside_floor(part, name, found, most, f"{len(sizes)} chunks")
+        mine = found[MINE].median(name)
+        for mode, peer in peers.TORCH_NAMES.items():
+            bound = times if mode == "expandable" else 0
+            outcome = found[peer]
+            told = against(f"{part}: {peer}", outcome.median(name), outcome.why, mine or 0, bound)
+            readings.append(told)
+    return readings
+
+
+def beside_floor(
+    part: str, name: str, found: dict[str, peers.Outcome], most: float | None, note: str
+) -> list[Reading]:
+    """The floor's figure, and growpool's as ratios to it."""
+    floor = found[FLOOR].median(name)
+    readings = [Reading(f"{part}: {FLOOR}", floor, "s", note=found[FLOOR].why or note)]
+    for player in (MINE, "growpool, built-in backing"):
+        value = found[player].median(name)
+        target = Target("<=", most, "of the floor") if player == MINE and most else None
+        ratio = value / floor if value and floor else None
+        readings.append(
+            Reading(
+                f"{part}: {player}",
+                value,
+                "s",
+                ratio,
+                "floor",
+                target,
+                found[player].why,
+                found[player].least(name),
             )
-        mine = timing.median(taken["growpool, Python callback"], column)
-        for mode, (figures, why) in peer.items():
-            bound = least_ratio if mode == "expandable" else 0
-            value_of = figures.get("get" if part == "get" else "back")
-            name = f"{part}: {peers.TORCH_NAMES[mode]}"
-            readings.append(against(name, value_of, why, mine, bound))
+        )
     return readings
 
 
 def many_chunks(context: Context, size: int, chunk: int, callback: bool) -> timing.Times:
     """Seconds a chunk for growing, and for giving back."""
     pool = (
-        growpool.Pool(context.device, alloc=alloc, free=free, chunk_size=chunk)
+        growpool.Pool(context.device, alloc=once.alloc, free=once.free, chunk_size=chunk)
         if callback
         else growpool.Pool(context.device, backing=growpool.DeviceBacking(), chunk_size=chunk)
     )
@@ -152,21 +131,6 @@ def callback_cost(context: Context) -> list[Reading]:
     return readings
 
 
-def growable_once(context: Context, last: int) -> timing.Times:
-    """Seconds and peak bytes of a growable that doubles from 64 MiB."""
-    base = _native.cuda_memory(context.ordinal)[0]
-    with growpool.Pool(context.device) as pool, pool.growable(last) as growable:
-        size, begin = 64 * MIB, time.perf_counter()
-        while size <= last:
-            growable.resize(size)
-            size *= 2
-        took = time.perf_counter() - begin
-        peak = base - _native.cuda_memory(context.ordinal)[0]
-        if peak < last:
-            raise RuntimeError(f"the driver counts {peak} bytes where {last} are committed")
-        return took, float(peak)
-
-
 def range_pages(context: Context) -> list[Reading]:
     """Pages of 2 MiB of a range, every other one, one by one and in bulk."""
     page, count = 2 * MIB, context.count(1024, 4)
@@ -197,27 +161,35 @@ def range_pages(context: Context) -> list[Reading]:
 def growable(context: Context) -> list[Reading]:
     last = 16 * GIB
     need(context, 2 * last)
-    players = {"growpool": lambda: growable_once(context, last)}
-    taken = timing.take_turns(players, context.count(ROUNDS), rest_of(last))["growpool"]
-    mine, peak = timing.median(taken, 0), max(entry[1] for entry in taken)
+    players: dict[str, tuple[object, ...]] = {
+        "growpool growable": ("once", "doubling", context.device, last)
+    }
+    for mode, name in peers.TORCH_NAMES.items():
+        players[f"{name}, copying"] = ("peer_torch", mode, "doubling", context.ordinal, last)
+    found = peers.in_new_processes(players, context.count(5))
+    mine = found.pop("growpool growable")
+    took, peak = mine.median("took"), mine.median("peak")
+    # Page tables are counted as well.
+    target = Target("<=", 1.01, "of the final size")
     readings = [
-        Reading("growpool growable", mine, "s", least=timing.least(taken, 0)),
+        Reading("growpool growable", took, "s", least=mine.least("took"), note=mine.why),
         Reading(
             "growpool growable, peak physical",
             peak,
             "B",
-            peak / last,
+            peak / last if peak else None,
             "final size",
-            Target("<=", 1.01, "of the final size"),  # page tables are counted as well
+            target,
+            mine.why,
         ),
     ]
-    for mode, name in peers.TORCH_NAMES.items():
-        figures, why = peers.torch(context, mode, "doubling", 5, last)
-        bound = 10 if mode == "default" else 0
-        readings.append(against(f"{name}, copying", figures.get("took"), why, mine, bound))
-        held = figures.get("peak")
-        ratio = held / last if held is not None else None
-        readings.append(Reading(f"{name}, peak physical", held, "B", ratio, "final size", note=why))
+    for name, outcome in found.items():
+        bound = 10 if name.startswith("PyTorch,") else 0
+        readings.append(against(name, outcome.median("took"), outcome.why, took or 0, bound))
+        held = outcome.median("peak")
+        ratio = held / last if held else None
+        what = f"{name.removesuffix(', copying')}, peak physical"
+        readings.append(Reading(what, held, "B", ratio, "final size", note=outcome.why))
     return readings
 
 

@@ -55,7 +55,23 @@ def from_c(context: Context) -> list[Reading]:
                     target=target,
                 )
             )
+        if context.is_cuda:
+            readings += driver_alone(context, number_of(stream), count)
     return readings
+
+
+def driver_alone(context: Context, handle: int, count: int) -> list[Reading]:
+    """What a malloc asks of the driver: the first of a stream it was given, both of a handle."""
+    taken = [_native.cuda_ask(context.ordinal, handle, count) for _ in range(ROUNDS)]
+    return [
+        Reading(
+            f"the driver alone: {what}",
+            timing.median(taken, column) / count,
+            "s",
+            least=timing.least(taken, column) / count,
+        )
+        for column, what in enumerate(("whether a stream captures", "a stream's id"))
+    ]
 
 
 def as_ints(context: Context) -> list[Reading]:
@@ -72,7 +88,7 @@ def as_ints(context: Context) -> list[Reading]:
     if not context.is_cuda:
         return readings
     for mode in peers.TORCH_NAMES:
-        figures, why = peers.torch(context, mode, "pairs", ROUNDS)
+        figures, why = peers.torch_pairs(context.ordinal, mode, ROUNDS)
         name = f"{peers.TORCH_NAMES[mode]}, raw pair"
         readings.append(against(name, figures.get("raw"), why, mine, 3 if mode == "default" else 0))
     for name, (value, why) in peers.pairs(context, ROUNDS, 20_000).items():
@@ -100,7 +116,7 @@ def as_buffers(context: Context) -> list[Reading]:
     readings = [Reading("growpool", mine, "s", target=Target("<=", 400e-9, "s a pair"), least=best)]
     if context.is_cuda:
         for mode in peers.TORCH_NAMES:
-            figures, why = peers.torch(context, mode, "pairs", ROUNDS)
+            figures, why = peers.torch_pairs(context.ordinal, mode, ROUNDS)
             name = f"{peers.TORCH_NAMES[mode]}, torch.empty and del"
             bound = 4 if mode == "default" else 0
             readings.append(against(name, figures.get("tensor"), why, mine, bound))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch as a player, in a process of its own: its allocator is chosen before CUDA starts.
 
-usage: python -m growpool._bench.peer_torch MODE WORK DEVICE ROUNDS [SIZE]. Prints one JSON object.
+usage: python -m growpool._bench.peer_torch MODE WORK DEVICE NUMBER. Prints one JSON object. The
+number is that of rounds for "pairs", of bytes for "first" and "doubling", which a process does once
+(see once.py).
 """
 
 from __future__ import annotations
@@ -43,11 +45,10 @@ def pairs(torch: Any, device: int, rounds: int) -> dict[str, float]:
     return {"raw": statistics.median(raw[1:]), "tensor": statistics.median(tensors[1:])}
 
 
-def first(torch: Any, device: int, rounds: int, size: int) -> dict[str, float]:
-    """Seconds for the first tensor of `size` bytes, and for giving it back."""
+def first(torch: Any, device: int, size: int) -> dict[str, float]:
+    """Seconds for the first tensor of `size` bytes, and for giving it back; the same once more."""
     get, back = [], []
-    for _ in range(rounds):
-        time.sleep(1 + 0.008 * size / (1 << 30))
+    for _ in range(2):
         begin = time.perf_counter()
         tensor = torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
         get.append(time.perf_counter() - begin)
@@ -56,36 +57,33 @@ def first(torch: Any, device: int, rounds: int, size: int) -> dict[str, float]:
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
         back.append(time.perf_counter() - begin)
-    return {"get": statistics.median(get), "back": statistics.median(back)}
+        time.sleep(1)
+    return {"get": get[0], "back": back[0], "get again": get[1], "back again": back[1]}
 
 
-def doubling(torch: Any, device: int, rounds: int, last: int) -> dict[str, float]:
+def doubling(torch: Any, device: int, last: int) -> dict[str, float]:
     """Seconds and peak bytes of growing from 64 MiB to `last` by allocating and copying."""
-    took, peak = [], 0
-    for _ in range(rounds):
-        time.sleep(1 + 0.008 * last / (1 << 30))
-        base = torch.cuda.mem_get_info()[0]
-        tensor = torch.empty(64 * MIB, dtype=torch.uint8, device=f"cuda:{device}")
+    base, peak, took = torch.cuda.mem_get_info()[0], 0, 0.0
+    small = torch.empty(1024, dtype=torch.uint8, device=f"cuda:{device}")
+    small[:512].copy_(small[512:])  # the copy's kernel is loaded before the clock runs
+    tensor = torch.empty(64 * MIB, dtype=torch.uint8, device=f"cuda:{device}")
+    torch.cuda.synchronize()
+    size = 128 * MIB
+    while size <= last:
+        begin = time.perf_counter()
+        larger = torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+        larger[: tensor.numel()].copy_(tensor)
         torch.cuda.synchronize()
-        size, total = 128 * MIB, 0.0
-        while size <= last:
-            begin = time.perf_counter()
-            larger = torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
-            larger[: tensor.numel()].copy_(tensor)
-            torch.cuda.synchronize()
-            total += time.perf_counter() - begin
-            peak = max(peak, base - torch.cuda.mem_get_info()[0])
-            tensor = larger
-            del larger
-            size *= 2
-        took.append(total)
-        del tensor
-        torch.cuda.empty_cache()
-    return {"took": statistics.median(took), "peak": float(peak)}
+        took += time.perf_counter() - begin
+        peak = max(peak, base - torch.cuda.mem_get_info()[0])
+        tensor = larger
+        del larger
+        size *= 2
+    return {"took": took, "peak": float(peak)}
 
 
 def main(arguments: list[str]) -> None:
-    mode, work, device, rounds = arguments[0], arguments[1], int(arguments[2]), int(arguments[3])
+    mode, work, device, number = arguments[0], arguments[1], int(arguments[2]), int(arguments[3])
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = MODES[mode]
     os.environ["PYTORCH_ALLOC_CONF"] = MODES[mode]
     if not MODES[mode]:
@@ -97,12 +95,12 @@ def main(arguments: list[str]) -> None:
     torch.cuda.synchronize()
     gc.disable()
     if work == "pairs":
-        answer = pairs(torch, device, rounds)
+        answer = pairs(torch, device, number)
     elif work == "first":
-        answer = first(torch, device, rounds, int(arguments[4]))
+        answer = first(torch, device, number)
     else:
-        answer = doubling(torch, device, rounds, int(arguments[4]))
-    print(json.dumps({"version": str(torch.__version__), **answer}))
+        answer = doubling(torch, device, number)
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

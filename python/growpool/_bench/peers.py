@@ -8,8 +8,11 @@ import functools
 import importlib
 import importlib.util
 import json
+import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from growpool._bench import timing
@@ -30,19 +33,9 @@ def is_here(module: str) -> bool:
         return False
 
 
-def torch(context: Context, mode: str, work: str, rounds: int, *more: int) -> tuple[Figures, str]:
-    """The figures of a child process, and ""; or none and why."""
-    if not is_here("torch"):
-        return {}, "torch is not installed"
-    return _torch(context.ordinal, mode, work, rounds, more)
-
-
-@functools.cache
-def _torch(
-    ordinal: int, mode: str, work: str, rounds: int, more: tuple[int, ...]
-) -> tuple[Figures, str]:
-    command = [sys.executable, "-m", "growpool._bench.peer_torch", mode, work]
-    command += [str(ordinal), str(rounds), *(str(number) for number in more)]
+def child(module: str, *arguments: object) -> tuple[Figures, str]:
+    """What a program of ours prints in a process of its own, and ""; or nothing and why."""
+    command = [sys.executable, "-m", f"growpool._bench.{module}", *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     except subprocess.TimeoutExpired:
@@ -50,8 +43,48 @@ def _torch(
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return {}, lines[-1]
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
-    return {name: value for name, value in answer.items() if name != "version"}, ""
+    return dict(json.loads(done.stdout.strip().splitlines()[-1])), ""
+
+
+def torch_is_missing() -> str:
+    return "" if is_here("torch") else "torch is not installed"
+
+
+@functools.cache
+def torch_pairs(ordinal: int, mode: str, rounds: int) -> tuple[Figures, str]:
+    """PyTorch's pairs, in a process of their own: its allocator is chosen before CUDA starts."""
+    why = torch_is_missing()
+    return ({}, why) if why else child("peer_torch", mode, "pairs", ordinal, rounds)
+
+
+@dataclass
+class Outcome:
+    """What one player's processes said."""
+
+    figures: list[Figures] = field(default_factory=list)
+    why: str = ""  # it is missing
+
+    def median(self, name: str) -> float | None:
+        """Of the readings of this name; None where there are none."""
+        return statistics.median(one[name] for one in self.figures) if self.figures else None
+
+    def least(self, name: str) -> float | None:
+        return min(one[name] for one in self.figures) if self.figures else None
+
+
+def in_new_processes(players: Mapping[str, tuple[object, ...]], rounds: int) -> dict[str, Outcome]:
+    """Let everybody play in every round, each time in a process of its own: child()'s arguments."""
+    found = {name: Outcome() for name in players}
+    for name in timing.turns(list(players), rounds):
+        outcome, (module, *arguments) = found[name], players[name]
+        if module == "peer_torch":
+            outcome.why = outcome.why or torch_is_missing()
+        if outcome.why:
+            continue
+        figures, outcome.why = child(str(module), *arguments)
+        if not outcome.why:
+            outcome.figures.append(figures)
+    return found
 
 
 def pairs(context: Context, rounds: int, count: int) -> dict[str, tuple[float | None, str]]:

@@ -38,7 +38,7 @@ EXPANDABLE = {
 
 
 class Meter:
-    """A backing that counts and times what the pool asks of the device, and what it costs growpool."""
+    """A backing that counts and times what is asked of the device, and growpool's own memory."""
 
     def __init__(self) -> None:
         self.made = self.given_back = 0

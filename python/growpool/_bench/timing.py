@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from growpool._bench import _native
 
@@ -54,17 +54,19 @@ def take_turns(
     players: Mapping[str, Callable[[], Times]], rounds: int, rest: float
 ) -> dict[str, list[Times]]:
     """Let everybody play in every round, each time in another order, after a rest in seconds."""
-    names = list(players)
-    taken: dict[str, list[Times]] = {name: [] for name in names}
+    taken: dict[str, list[Times]] = {name: [] for name in players}
+    for name in turns(list(players), rounds):
+        time.sleep(rest)
+        taken[name].append(players[name]())
+    return taken
+
+
+def turns(names: list[str], rounds: int) -> Iterator[str]:
+    """Everybody once in each round, each time in another order."""
     for number in range(rounds):
         shift = number % len(names)
         order = names[shift:] + names[:shift]
-        if number % 2:
-            order.reverse()
-        for name in order:
-            time.sleep(rest)
-            taken[name].append(players[name]())
-    return taken
+        yield from reversed(order) if number % 2 else order
 
 
 def median(times: Sequence[Times], column: int) -> float:
