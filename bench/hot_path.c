@@ -14,8 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MIB  ((size_t)1 << 20)
-#define LIVE 1000
+#define MIB     ((size_t)1 << 20)
+#define LIVE    1000
+#define MOST    65536 /* blocks of one case */
+#define SCATTER 7919 /* a prime */
 
 #define UNUSED __attribute__((unused))
 
@@ -131,6 +133,7 @@ static gp_device device = {
 
 static gp_pool *pool;
 static gp_stream *own, *other;
+static uintptr_t blocks[MOST];
 static gp_error error; /* zeroed once: that is no part of a call */
 
 static void must(gp_status status)
@@ -191,6 +194,16 @@ COUNTED count_record(long count)
     }
 }
 
+/* As many blocks at once as there are rounds, freed in no order: trees, chains and lists get long. */
+COUNTED count_fill(long count);
+COUNTED count_fill(long count)
+{
+    for (long i = 0; i < count; i++)
+        blocks[i] = take(512 * (1 + (size_t)i * 2654435761u % 8));
+    for (long i = 0; i < count; i++)
+        give(blocks[i * SCATTER % count], own);
+}
+
 /* ---- cases ----------------------------------------------------------------------------------------- */
 
 static void make_pool(void)
@@ -205,7 +218,6 @@ static void make_pool(void)
 /* Blocks of mixed sizes, a third of them free again: a pool in the middle of its work. */
 static void make_live(void)
 {
-    uintptr_t blocks[LIVE];
     for (size_t i = 0; i < LIVE; i++)
         blocks[i] = take(512 * (1 + i * 2654435761u % 4000));
     for (size_t i = 0; i < LIVE; i += 3)
@@ -222,8 +234,9 @@ int main(int argc, char **argv)
         {"pair", count_pair, false},   {"pair-live", count_pair, true},
         {"miss", count_miss, false},   {"miss-live", count_miss, true},
         {"cross", count_cross, false}, {"record", count_record, false},
+        {"fill", count_fill, false},
     };
-    if (argc != 3)
+    if (argc != 3 || atol(argv[2]) > MOST)
         return 2;
     make_pool();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -231,7 +244,7 @@ int main(int argc, char **argv)
             continue;
         if (cases[i].live)
             make_live();
-        uintptr_t room = take(64 * MIB); /* so that no case grows */
+        uintptr_t room = take(256 * MIB); /* so that no case grows */
         give(room, own);
         cases[i].counted(atol(argv[2]));
         return 0;

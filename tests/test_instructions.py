@@ -8,6 +8,7 @@ a change that is meant, with ``python tests/test_instructions.py --record``.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import shutil
@@ -54,7 +55,7 @@ def compiler() -> str:
     return f"gcc {version} {platform.machine()}"
 
 
-def count(binary: Path, case: str) -> float:
+def count(binary: Path, case: str, rounds: int = COUNT) -> float:
     """Instructions of one round of the case."""
     name = "count_" + case.removesuffix("-live")
     with tempfile.TemporaryDirectory() as folder:
@@ -66,11 +67,11 @@ def count(binary: Path, case: str) -> float:
             f"--callgrind-out-file={out}",
             binary,
             case,
-            COUNT,
+            rounds,
         )
         found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.M)
     assert found, "callgrind counted nothing"
-    return int(found[1]) / COUNT
+    return int(found[1]) / rounds
 
 
 def figures() -> tuple[dict[str, float], float, str]:
@@ -96,6 +97,13 @@ def test_a_hot_path_costs_what_it_cost(binary: Path, case: str) -> None:
         f"{case}: {counted:.0f} instructions, recorded are {expected[case]:.0f} ({name}). "
         "If that is meant: python tests/test_instructions.py --record"
     )
+
+
+def test_cost_grows_no_faster_than_the_logarithm_of_what_lives(binary: Path) -> None:
+    """Blocks of eight sizes, all alive at once, freed in no order; times are cache misses too."""
+    few, many = 300, 30_000
+    grown = count(binary, "fill", many) / count(binary, "fill", few)
+    assert grown <= math.log(many) / math.log(few), f"{grown:.2f} times the instructions"
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ def test_first_blocks_are_held_against_the_floor_and_the_peers(
     monkeypatch.setattr(peers, "is_here", lambda module: True)
     monkeypatch.setattr(growth, "need", lambda context, size: None)
     monkeypatch.setattr(once, "chunks_of", lambda device, size: [size])
+    monkeypatch.setattr(once, "steps_of", lambda device, size: [size])
     told = {one.player: one for one in growth.first(16 * GIB, Context("cuda:0", quick=True))}
     assert told["get: growpool, Python callback"].verdict == "met"
     assert told["trim: growpool, Python callback"].ratio == pytest.approx(1.1)

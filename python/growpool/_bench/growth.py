@@ -162,16 +162,18 @@ def growable(context: Context) -> list[Reading]:
     last = 16 * GIB
     need(context, 2 * last)
     players: dict[str, tuple[object, ...]] = {
-        "growpool growable": ("once", "doubling", context.device, last)
+        "growpool growable": ("once", "doubling", context.device, last),
+        FLOOR: ("once", "floor", context.device, last, *once.steps_of(context.device, last)),
     }
     for mode, name in peers.TORCH_NAMES.items():
         players[f"{name}, copying"] = ("peer_torch", mode, "doubling", context.ordinal, last)
     found = peers.in_new_processes(players, context.count(5))
-    mine = found.pop("growpool growable")
+    mine, floor = found.pop("growpool growable"), found.pop(FLOOR)
     took, peak = mine.median("took"), mine.median("peak")
     # Page tables are counted as well.
     target = Target("<=", 1.01, "of the final size")
     readings = [
+        Reading(FLOOR, floor.median("get"), "s", note=floor.why or "the same chunks at once"),
         Reading("growpool growable", took, "s", least=mine.least("took"), note=mine.why),
         Reading(
             "growpool growable, peak physical",

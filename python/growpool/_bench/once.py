@@ -39,6 +39,16 @@ def chunks_of(device: str, size: int) -> list[int]:
     return [nbytes for _, nbytes in chunks]
 
 
+def steps_of(device: str, last: int) -> list[int]:
+    """The chunks of a growable that doubles from 64 MiB."""
+    with growpool.Pool(device) as pool, pool.growable(last) as growable:
+        size = 64 * MIB
+        while size <= last:
+            growable.resize(size)
+            size *= 2
+        return [chunk["bytes"] for chunk in pool.snapshot()["chunks"]]
+
+
 def block(device: str, size: int, callback: bool) -> tuple[float, float]:
     """Seconds of the first block of a new pool, and of its trim. Making the pool is not timed."""
     pool = growpool.Pool(device, alloc=alloc, free=free) if callback else growpool.Pool(device)
