@@ -9,8 +9,21 @@
 #include <stdint.h>
 
 #include "../../sync/reaper.h"
+#include "gate.h"
 
 static _Atomic(struct ext_deferred *) waiting;
+
+/* Attached: Python's allocators may be replaced at any time by somebody who holds the interpreter, and even
+ * the raw one is two words then, of which a detached thread may find one old and one new (tracemalloc and
+ * _testcapi do that). At the end of the process it stays. */
+static void free_node(struct ext_deferred *node)
+{
+    struct ext_attached attached;
+    if (!ext_attach(&attached))
+        return;
+    PyMem_RawFree(node);
+    ext_detach(&attached);
+}
 
 void ext_run_deferred(void)
 {
@@ -18,7 +31,7 @@ void ext_run_deferred(void)
     while (node != NULL) {
         struct ext_deferred *next = node->next;
         gp_backing_release(node->backing);
-        PyMem_RawFree(node);
+        free_node(node);
         node = next;
     }
 }

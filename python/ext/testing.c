@@ -7,6 +7,8 @@
 
 #ifdef GROWPOOL_TESTING
 
+#include <stdatomic.h>
+
 #include "../../backing/lock.h"
 #include "../../backing/memory.h"
 #include "../../vmm/pool.h"
@@ -70,12 +72,67 @@ static PyObject *testing_enter_under_a_lock(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* ---- Python's raw allocator, watched ---- */
+
+static PyMemAllocatorEx
+    raw; /* what was there before; the context goes unused, so nobody can find a wrong one */
+static atomic_ulong detached_calls;
+
+static void note_call(void)
+{
+    if (!PyGILState_Check())
+        atomic_fetch_add(&detached_calls, 1);
+}
+
+static void *watched_malloc(void *unused, size_t size)
+{
+    (void)unused;
+    note_call();
+    return raw.malloc(raw.ctx, size);
+}
+
+static void *watched_calloc(void *unused, size_t count, size_t size)
+{
+    (void)unused;
+    note_call();
+    return raw.calloc(raw.ctx, count, size);
+}
+
+static void *watched_realloc(void *unused, void *pointer, size_t size)
+{
+    (void)unused;
+    note_call();
+    return raw.realloc(raw.ctx, pointer, size);
+}
+
+static void watched_free(void *unused, void *pointer)
+{
+    (void)unused;
+    note_call();
+    raw.free(raw.ctx, pointer);
+}
+
+/* () -> how often a thread without the GIL called Python's raw allocator, since the first time it was asked */
+static PyObject *testing_detached_raw_calls(PyObject *self, PyObject *unused)
+{
+    static PyMemAllocatorEx watched = {NULL, watched_malloc, watched_calloc, watched_realloc,
+                                       watched_free};
+    (void)self;
+    (void)unused;
+    if (raw.malloc == NULL) {
+        PyMem_GetAllocator(PYMEM_DOMAIN_RAW, &raw);
+        PyMem_SetAllocator(PYMEM_DOMAIN_RAW, &watched);
+    }
+    return PyLong_FromUnsignedLong(atomic_load(&detached_calls));
+}
+
 static PyMethodDef testing_functions[] = {
     {"emergency", testing_emergency, METH_O, NULL},
     {"fail_memory", testing_fail_memory, METH_O, NULL},
     {"check_pool", testing_check_pool, METH_O, NULL},
     {"child_locks", testing_child_locks, METH_NOARGS, NULL},
     {"enter_under_a_lock", testing_enter_under_a_lock, METH_NOARGS, NULL},
+    {"detached_raw_calls", testing_detached_raw_calls, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

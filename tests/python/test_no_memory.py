@@ -377,3 +377,36 @@ def test_a_thread_that_has_no_memory_to_enter_python_waits_for_some() -> None:
         """
     )
     assert output == "30\n"
+
+
+def test_python_s_allocators_are_called_with_the_gil() -> None:
+    """Others replace them meanwhile (tracemalloc, _testcapi), and even the raw one is two words: a
+    detached thread would find one old and one new."""
+    output = run_quietly(
+        """
+        import gc, growpool
+        from helpers import Supplier, eventually
+        calls = growpool._core._testing.detached_raw_calls
+        books = Supplier()
+        def use():
+            caching = growpool.CachingBacking(books, keep="1 GiB")
+            caching.free(caching.alloc(2 << 20, -1, 0), 2 << 20, -1, 0)
+            pool = growpool.Pool("host", backing=caching)
+            kept = [pool, caching, pool.allocate(1000), pool.growable(1 << 30)]
+            kept[3].resize(4 << 20)
+            stream.submit(kept.clear)
+            stream.synchronize()
+            kept.append(kept)
+        stream = growpool.host.Stream()
+        def settle():
+            gc.collect()
+            eventually(lambda: not books.out)
+        use(), settle()  # threads that come into Python for the first time are made a state
+        before = calls()
+        for _ in range(20):
+            use()
+        settle()
+        print(books.given > 20, calls() - before)
+        """
+    )
+    assert output == "True 0\n"
