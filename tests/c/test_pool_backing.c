@@ -82,9 +82,8 @@ static void twelve_refusals_are_enough(void **state)
     world_malloc(&world, 100 * MIB, 0);
 }
 
-/* A backing that has no large chunks left serves a large request in small ones. */
-/* With a growth step to leave out, idle memory to give back and a stream to wait for, halving a gigabyte
- * would go on for a thirteenth: the bound is what ends it. */
+/* With idle memory to give back and a stream to wait for, halving chunks of a gigabyte would go on for a
+ * thirteenth: the bound is what ends it. */
 static void the_twelfth_refusal_is_the_last(void **state)
 {
     uintptr_t va = 0, idle = world_malloc(&world, 512 * MIB, 0);
@@ -95,12 +94,13 @@ static void the_twelfth_refusal_is_the_last(void **state)
     world_free(&world, busy, -1);
     world_free(&world, idle, -1);
     world.refuse = refuse_all;
-    CHECK_STATUS(GP_ERR_OUT_OF_MEMORY, try_malloc_on(8192 * MIB, 0, &va), NULL);
+    CHECK_STATUS(GP_ERR_OUT_OF_MEMORY, try_malloc_on(16384 * MIB, 0, &va), NULL);
     assert_int_equal(world.refusals, 12 - refusals());
     check_all();
     world_free(&world, used, -1);
 }
 
+/* A backing that has no large chunks left serves a large request in small ones. */
 static void large_chunks_refused_small_ones_serve(void **state)
 {
     (void)state;
