@@ -3,17 +3,42 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import growpool
 import growpool.torch
 import pytest
 import torch
+from cuda_driver import Gpu
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 ROW = 2 * MIB // 4  # float32 elements of a chunk
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm(gpu: Gpu) -> None:
+    """What PyTorch makes on first use is made: its context, streams, kernels and workspaces."""
+    torch.cuda.Stream()
+    numbers = torch.randn(64, 64, device="cuda", requires_grad=True)
+    (numbers.half() @ numbers.half()[0]).float().sum().backward()
+    torch.cat([numbers, numbers]).double().sum(1).float()
+    del numbers
+    let_go()
+
+
+def let_go() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_cached(device_memory_is_back: None) -> Iterator[None]:
+    yield
+    let_go()
 
 
 @pytest.fixture
