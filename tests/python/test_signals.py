@@ -271,8 +271,9 @@ def test_a_signal_ends_the_wait_of_a_growth(
         busy.release()
         GROW[grow](*things)
         assert supplier.out_bytes == 2 * PAGE
-        moved = grow in ("malloc", "allocate")  # a block takes the idle chunks with it
-        assert (supplier.given, supplier.taken) == ((2, 0) if moved else (4, 2))
+        # A block takes idle chunks with it, unless the delivery thread was first to give them back.
+        returned = range(3) if grow in ("malloc", "allocate") else (2,)
+        assert supplier.taken in returned and supplier.given == supplier.taken + 2
 
 
 @pytest.mark.parametrize("grow", GROW)
