@@ -211,13 +211,14 @@ gp_status gp__quick_open(gp_pool *pool, gp_stream *stream, gp_error *error)
     return GP_OK;
 }
 
-/* Whether nobody but its own stream, on which fences can be put from any thread, has used the block. */
+/* Whether nobody but its own stream, on which fences can be put from any thread, has used the block. A slot
+ * that several streams share does not say which of them did. */
 static bool is_plain(gp_pool *pool, const struct gp__span *span)
 {
-    gp_stream *own = span->stream;
-    uint64_t others = span->owners.slots & ~gp__timeline_bit(&pool->timeline, own);
-    return others == 0 && span->pins == 0 && span->arena == NULL && !own->key.thread_bound &&
-           own->state == GP__STREAM_LIVE && (span->owners.slots & pool->timeline.peculiar) == 0;
+    const gp_stream *own = span->stream;
+    uint64_t slots = span->owners.slots;
+    return (slots == 0 || gp__timeline_is_sole(&pool->timeline, slots, own)) && span->pins == 0 &&
+           span->arena == NULL && !own->key.thread_bound && own->state == GP__STREAM_LIVE;
 }
 
 bool gp__quick_keep(gp_pool *pool, struct gp__span *span)

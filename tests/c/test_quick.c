@@ -357,6 +357,33 @@ static void the_peak_of_what_is_used_is_exact(void **state)
     assert_int_equal(world_stats(&world).peak_used_bytes, MIB);
 }
 
+/* Found by the fuzz target: with more streams than owner sets have bits, two share one, and a block that one of
+ * them had used too looked like the other's alone. */
+static void a_bit_that_two_streams_share_keeps_nothing(void **state)
+{
+    enum { COUNT = 70 };
+    gp_stream *stream[COUNT];
+    uintptr_t handle[COUNT], va = 0, got = 0;
+
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        handle[i] = gp__sim_stream_create(world.sim, 0);
+        CHECK_OK(gp_pool_stream(world.pool, handle[i], &stream[i], NULL), NULL);
+        CHECK_OK(gp_pool_malloc(world.pool, 512, stream[i], 0, &va, NULL), NULL);
+    }
+    gp_stream *own = stream[COUNT - 2], *other = stream[COUNT - 1];
+    assert_int_equal(own->slot, other->slot);
+    CHECK_OK(gp_pool_malloc(world.pool, MIB, own, 0, &va, NULL), NULL);
+    CHECK_OK(gp_pool_record_stream(world.pool, va, other, NULL), NULL);
+    gp__sim_launch(world.sim, handle[COUNT - 1], va, MIB);
+    CHECK_OK(gp_pool_free(world.pool, va, NULL, 0, NULL), NULL);
+    CHECK_OK(gp_pool_malloc(world.pool, MIB, own, 0, &got, NULL), NULL);
+    CHECK(!gp__sim_busy(world.sim, got, MIB, gp_stream_id(own)),
+          "the stream got memory that another works on");
+    for (int i = 0; i < COUNT; i++)
+        gp_stream_release(stream[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -378,6 +405,7 @@ int main(void)
         TEST(a_close_ends_what_is_kept_and_what_is_lent),
         TEST(a_pool_that_finishes_gives_no_kept_block_away),
         TEST(the_peak_of_what_is_used_is_exact),
+        TEST(a_bit_that_two_streams_share_keeps_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
