@@ -95,6 +95,8 @@ def test_a_pytorch_that_is_broken_says_so_itself(monkeypatch: pytest.MonkeyPatch
 def test_a_tensor_is_the_memory(torch: Any, pool: growpool.Pool) -> None:
     buffer = pool.allocate(64)
     whole = growpool.torch.tensor(buffer)
+    assert growpool.torch.tensor(buffer, None, [4, 16]).shape == (4, 16)
+    assert growpool.torch.tensor(buffer, None, np.int64(8)).shape == (8,)  # an int in another coat
     part = growpool.torch.tensor(buffer, torch.float32, (2, 3), offset=16)
     rest = growpool.torch.tensor(buffer, torch.float32, offset=40)
     assert whole.shape == (64,) and part.shape == (2, 3) and rest.shape == (6,)

@@ -92,15 +92,9 @@ def many_chunks(context: Context, size: int, chunk: int, callback: bool) -> timi
         if callback
         else growpool.Pool(context.device, backing=growpool.DeviceBacking(), chunk_size=chunk)
     )
-    with pool:
-        begin = time.perf_counter()
-        block = pool.malloc(size)
-        grown = time.perf_counter()
-        pool.free(block)
-        freed = time.perf_counter()
-        pool.trim()
-        count = size // chunk
-        return (grown - begin) / count, (time.perf_counter() - freed) / count
+    grown, trimmed = once.grow_and_trim(pool, size)
+    count = size // chunk
+    return grown / count, trimmed / count
 
 
 def callback_cost(context: Context) -> list[Reading]:

@@ -52,6 +52,11 @@ def steps_of(device: str, last: int) -> list[int]:
 def block(device: str, size: int, callback: bool) -> tuple[float, float]:
     """Seconds of the first block of a new pool, and of its trim. Making the pool is not timed."""
     pool = growpool.Pool(device, alloc=alloc, free=free) if callback else growpool.Pool(device)
+    return grow_and_trim(pool, size)
+
+
+def grow_and_trim(pool: growpool.Pool, size: int) -> tuple[float, float]:
+    """Seconds of a block of a new pool, and of the trim after it; closes the pool."""
     with pool:
         begin = time.perf_counter()
         address = pool.malloc(size)

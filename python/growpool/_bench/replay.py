@@ -15,6 +15,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -226,6 +227,15 @@ def fits(trace: traces.Trace, context: Context) -> bool:
     return bool(trace.peak_live * 1.3 + 8 * GIB < _native.cuda_memory(context.ordinal)[0])
 
 
+def loaded(context: Context) -> Iterator[traces.Trace]:
+    """The traces, one after the other; NotHere at one that the device has no room for."""
+    for name in named(context):
+        trace = traces.load(name)
+        if not fits(trace, context):
+            raise NotHere(f"{trace.name} needs {trace.peak_live / GIB:.0f} GiB and some")
+        yield trace
+
+
 def readings(played: Played, what: str, target: Target | None) -> list[Reading]:
     note = (
         f"{played.chunks_made:,} chunks made, {played.chunks_given_back:,} given back, "
@@ -237,10 +247,7 @@ def readings(played: Played, what: str, target: Target | None) -> list[Reading]:
 
 def unlimited(context: Context) -> list[Reading]:
     found: list[Reading] = []
-    for name in named(context):
-        trace = traces.load(name)
-        if not fits(trace, context):
-            raise NotHere(f"{trace.name} needs {trace.peak_live / GIB:.0f} GiB and some")
+    for trace in loaded(context):
         bound = EXPANDABLE.get(trace.name)
         target = Target("<=", bound, "of peak live") if bound else None
         found += readings(play(trace, context.device), "", target)
@@ -249,10 +256,7 @@ def unlimited(context: Context) -> list[Reading]:
 
 def limited(context: Context) -> list[Reading]:
     found: list[Reading] = []
-    for name in named(context):
-        trace = traces.load(name)
-        if not fits(trace, context):
-            raise NotHere(f"{trace.name} needs {trace.peak_live / GIB:.0f} GiB and some")
+    for trace in loaded(context):
         limit = limit_of(trace, "1.02")
         played = play(trace, context.device, limit=limit, chunk_size=PAGE)
         done = Target(">=", 1, "of the rows")
@@ -267,10 +271,7 @@ def bookkeeping(context: Context) -> list[Reading]:
     """growpool's own host memory, the objects of Python's chunks included."""
     target = Target("<=", 0.001, "of peak physical")
     found: list[Reading] = []
-    for name in named(context):
-        trace = traces.load(name)
-        if not fits(trace, context):
-            raise NotHere(f"{trace.name} needs {trace.peak_live / GIB:.0f} GiB and some")
+    for trace in loaded(context):
         played = play(trace, context.device)
         share = played.bookkeeping / max(1, played.peak_physical)
         note = f"{played.bookkeeping / 1024:,.0f} KiB for {played.peak_physical / MIB:,.0f} MiB"

@@ -65,7 +65,7 @@ def tensor(
     kind = torch.uint8 if dtype is None else dtype
     if shape is None:
         shape = max(memory.nbytes - offset, 0) // kind.itemsize
-    elif not isinstance(shape, int):
+    elif isinstance(shape, Sequence):
         shape = tuple(shape)
     return torch.from_dlpack(memory.view(shape, kind, offset=offset))
 
@@ -194,7 +194,7 @@ def growable(pool: Pool, max_shape: int | Sequence[int], dtype: Any = None) -> G
     """
     torch = import_torch()
     kind = torch.float32 if dtype is None else dtype
-    shape = (max_shape,) if isinstance(max_shape, int) else tuple(max_shape)
+    shape = tuple(max_shape) if isinstance(max_shape, Sequence) else (max_shape,)
     if not shape or min(shape) < 1:
         raise ValueError(f"a growable tensor needs dimensions of 1 and more, not {shape}")
     size = math.prod(shape) * kind.itemsize
