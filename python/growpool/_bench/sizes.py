@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import growpool
 from growpool._bench import _native
 from growpool._bench.growth import LEFT_ALONE
-from growpool._bench.hot import number_of, warm
+from growpool._bench.hot import Stream, number_of, warm
 from growpool._bench.rows import GIB, MIB, Context, Reading, Row, Target
 
 BLOCK = 4096  # bytes
@@ -32,7 +32,7 @@ def live_blocks(context: Context, counts: list[int]) -> list[Reading]:
                 "free": sorted(run[1] for run in runs)[repeats // 2] / live,
             }
             kept = [pool.malloc(BLOCK, stream) for _ in range(live)]
-            taken["trim beside live blocks"] = statistics.median(trims(pool, 21))
+            taken["trim beside live blocks"] = statistics.median(trims(pool, stream, 21))
             count = context.count(50_000, 20)
             taken["a 1 MiB pair beside them"] = _native.pair(pool, MIB, number, count) / count
             for block in kept:
@@ -55,9 +55,10 @@ def live_blocks(context: Context, counts: list[int]) -> list[Reading]:
     return readings
 
 
-def trims(pool: growpool.Pool, rounds: int) -> Iterator[float]:
-    """Seconds of trims that do not wait."""
+def trims(pool: growpool.Pool, stream: Stream, rounds: int) -> Iterator[float]:
+    """Seconds of trims that set some idle chunks retiring and do not wait."""
     for _ in range(rounds):
+        pool.free(pool.malloc(16 * MIB, stream), stream)
         begin = time.perf_counter()
         pool.trim(wait=False)
         yield time.perf_counter() - begin
